@@ -1,0 +1,1 @@
+"""Other projects' names over this package: change the import, keep the program."""

@@ -1,0 +1,117 @@
+"""The names of ``torch.multiprocessing.spawn``; torch itself is not imported.
+
+As there, the function gets the worker's index first, the environment is the parent's own, and
+joining returns None. What differs is what does not work there: results and tracebacks of any
+size, functions that plain pickle refuses, and workers that vanish without an error.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
+from rankspawn.options import check_args
+from rankspawn.spawning import refuse_while_importing_main
+from rankspawn.workers.context import MultiprocessContext, Policy
+from rankspawn.workers.failures import Wording
+from rankspawn.workers.group import WorkerGroup, make_failure_event
+from rankspawn.workers.start import StartSettings, Task, start_workers
+
+__all__ = [
+    "ProcessContext",
+    "ProcessException",
+    "ProcessExitedException",
+    "ProcessRaisedException",
+    "SpawnContext",
+    "spawn",
+    "start_processes",
+]
+
+ProcessContext = MultiprocessContext
+SpawnContext = MultiprocessContext
+
+# torch gives SIGTERM 30 seconds.
+_GRACE_SECONDS = 30.0
+_WORDING = Wording(
+    raised="\n\n-- Process {rank} terminated with the following error:\n",
+    signalled="process {rank} terminated with signal {signal}",
+    exited="process {rank} terminated with exit code {code}",
+    explains=False,
+)
+
+
+class IndexFirst:
+    """Runs in the worker: calls ``fn(index, *args)``; the index arrives last."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def __call__(self, *arguments: Any) -> Any:
+        *args, index = arguments
+        return self.fn(index, *args)
+
+
+def start_processes(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> MultiprocessContext | None:
+    """Run ``fn(i, *args)`` in ``nprocs`` processes, i from 0.
+
+    Args:
+        fn: What to run.
+        args: Its arguments after the index.
+        nprocs: How many.
+        join: Wait for them.
+        daemon: Their daemon flag.
+        start_method: ``spawn``, ``fork`` or ``forkserver``.
+
+    Returns:
+        None if joined, else the context.
+
+    Raises:
+        ProcessRaisedException: ``fn`` raised.
+        ProcessExitedException: A process ended in another way.
+    """
+    refuse_while_importing_main()
+    task = Task(IndexFirst(fn), check_args(args), {}, [(index,) for index in range(nprocs)])
+    settings = StartSettings(start_method, daemon)
+
+    def start(_: int) -> WorkerGroup:
+        event = make_failure_event()
+        try:
+            workers = start_workers(task, [{}] * nprocs, settings, event)
+        except BaseException:
+            event.close()
+            raise
+        return WorkerGroup(workers, event)
+
+    context = MultiprocessContext(start, Policy(grace_period=_GRACE_SECONDS, wording=_WORDING))
+    if not join:
+        return context
+    context.join()
+    return None
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> MultiprocessContext | None:
+    """:func:`start_processes` with the start method spawn; another one gets a warning."""
+    if start_method != "spawn":
+        warnings.warn(
+            f"spawn() starts with 'spawn' only, as torch's does; call "
+            f"start_processes(start_method={start_method!r}) for the other",
+            FutureWarning,
+            stacklevel=2,
+        )
+    return start_processes(fn, args, nprocs, join, daemon, "spawn")

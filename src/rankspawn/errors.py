@@ -1,0 +1,124 @@
+"""What can go wrong with a group of workers.
+
+::
+
+    ProcessException(Exception)          a rank failed: rank, pid, failures
+    ├─ ProcessRaisedException            its function raised: exception, traceback
+    ├─ ProcessExitedException            it died without reporting: exit_code, signal_name
+    └─ SpawnTimeoutError(TimeoutError)   the group ran out of time: stacks
+
+Bad arguments raise plain ``ValueError`` or ``TypeError`` before any process starts.
+Every class survives pickling with all of its attributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class ProcessException(Exception):
+    """Base of every worker failure; ``rank`` says whose.
+
+    Attributes:
+        rank: The rank whose failure came first; also as ``error_index``.
+        pid: The process id of that rank.
+        failures: Every independent failure of the group, in order of time, this one first.
+            Ranks that were stopped because another one failed are not in it.
+    """
+
+    def __init__(self, message: str, rank: int = -1, pid: int = -1) -> None:
+        # args equal the parameters, or unpickling would call __init__ with others.
+        super().__init__(message, rank, pid)
+        self.rank = rank
+        self.pid = pid
+        self.failures: tuple[ProcessException, ...] = (self,)
+
+    @property
+    def error_index(self) -> int:
+        """The failed rank, under the name that torch uses."""
+        return self.rank
+
+    @property
+    def error_pid(self) -> int:
+        """The failed rank's process id, under the name that torch uses."""
+        return self.pid
+
+    @property
+    def msg(self) -> str:
+        """The message."""
+        return str(self.args[0])
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions drop __cause__ when pickled; the original exception is worth the trip.
+        return type(self), self.args, {**self.__dict__, "__cause__": self.__cause__}
+
+    def __setstate__(self, state: Mapping[str, object] | None) -> None:
+        attributes = dict(state or {})
+        cause = attributes.pop("__cause__", None)
+        self.__dict__.update(attributes)
+        self.__cause__ = cause if isinstance(cause, BaseException) else None
+
+
+class ProcessRaisedException(ProcessException):
+    """A worker's function raised.
+
+    Attributes:
+        exception: The worker's exception, also as ``__cause__``. Where it could not be sent
+            whole, one of the same class with what could, or of the nearest known base class.
+        traceback: The worker's traceback as text, never lost.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        rank: int = -1,
+        pid: int = -1,
+        exception: BaseException | None = None,
+        traceback: str = "",
+    ) -> None:
+        super().__init__(message, rank, pid)
+        self.exception = exception
+        self.traceback = traceback
+        self.__cause__ = exception
+
+
+class ProcessExitedException(ProcessException):
+    """A worker ended without a result: by a signal, an exit code, or silently.
+
+    Attributes:
+        exit_code: The code; minus the number for a signal.
+        signal_name: ``"SIGKILL"`` and so on, or None if no signal ended it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        rank: int = -1,
+        pid: int = -1,
+        exit_code: int = -1,
+        signal_name: str | None = None,
+    ) -> None:
+        super().__init__(message, rank, pid)
+        self.exit_code = exit_code
+        self.signal_name = signal_name
+
+
+class SpawnTimeoutError(ProcessException, TimeoutError):
+    """The group did not end within ``timeout``.
+
+    Attributes:
+        stacks: Rank to the Python stacks of all its threads, taken before it was stopped.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        rank: int = -1,
+        pid: int = -1,
+        stacks: Mapping[int, str] | None = None,
+    ) -> None:
+        super().__init__(message, rank, pid)
+        self.stacks: dict[int, str] = dict(stacks or {})

@@ -1,0 +1,275 @@
+"""Readers of single option values: each takes what was given and returns its checked form.
+
+Every error names the option, shows the value and says what is allowed. Nothing is
+converted silently that could hide a mistake: ``True`` is no number, ``"4"`` is no int.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from operator import index
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+__all__ = [
+    "HIGHEST_PORT",
+    "read_address",
+    "read_addresses",
+    "read_choice",
+    "read_count",
+    "read_env",
+    "read_flag",
+    "read_ids",
+    "read_kwargs",
+    "read_modules",
+    "read_path",
+    "read_ranks",
+    "read_rows",
+    "read_seconds",
+    "read_text",
+    "read_variables",
+]
+
+HIGHEST_PORT = 65535
+
+
+def read_flag(name: str, value: Any) -> bool:
+    """True or False, and nothing that merely behaves like one."""
+    if isinstance(value, bool):
+        return value
+    raise _wrong_type(name, value, "True or False")
+
+
+def read_text(name: str, value: Any) -> str:
+    """A string that is not empty."""
+    if not isinstance(value, str):
+        raise _wrong_type(name, value, "a string")
+    if not value:
+        raise ValueError(f"{name} must not be empty")
+    return value
+
+
+def read_choice(name: str, value: Any, choices: Sequence[str]) -> str:
+    """One of ``choices``."""
+    allowed = ", ".join(repr(choice) for choice in choices)
+    if not isinstance(value, str):
+        raise _wrong_type(name, value, f"one of {allowed}")
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is not supported: use one of {allowed}")
+    return value
+
+
+def read_count(name: str, value: Any, *, least: int, most: int | None = None) -> int:
+    """A whole number; anything with ``__index__`` counts, such as NumPy's integers."""
+    allowed = f"an int of at least {least}" + ("" if most is None else f" and at most {most}")
+    number = _index(value)
+    if number is None:
+        raise _wrong_type(name, value, allowed)
+    if number < least or (most is not None and number > most):
+        raise ValueError(f"{name}={number} is out of range: it must be {allowed}")
+    return number
+
+
+def read_seconds(name: str, value: Any, *, positive: bool) -> float:
+    """A duration in seconds; NaN and negative durations are errors."""
+    allowed = f"a {'positive' if positive else 'non-negative'} number of seconds"
+    if isinstance(value, bool) or not hasattr(value, "__float__"):
+        raise _wrong_type(name, value, allowed)
+    seconds = float(value)
+    # Written so that NaN, which compares false with everything, fails as well.
+    if not (seconds > 0 or (seconds == 0 and not positive)):
+        raise ValueError(f"{name}={value!r} is out of range: it must be {allowed}")
+    return seconds
+
+
+def read_path(name: str, value: Any) -> str:
+    """A directory as text; ``os.PathLike`` objects are fine."""
+    if not isinstance(value, (str, os.PathLike)):
+        raise _wrong_type(name, value, "a path")
+    return read_text(name, os.fspath(value))
+
+
+def read_ids(name: str, value: Any) -> tuple[str, ...]:
+    """Device ids from ``"4,5"``, ``[4, 5]`` or ``["GPU-8932f937"]``; order counts."""
+    allowed = f"device ids, such as {name}='4,5' or {name}=[4, 5]"
+    if isinstance(value, str):
+        value = value.split(",") if value.strip() else []
+    elif not isinstance(value, (list, tuple, range)):
+        # An int is refused on purpose: is gpus=2 the device 2 or two devices?
+        raise _wrong_type(name, value, allowed)
+    ids = tuple(_device_id(name, item, allowed) for item in value)
+    if not ids:
+        raise ValueError(f"{name} selects no device: give {allowed}, or leave {name} out")
+    _no_duplicates(name, ids)
+    return ids
+
+
+def _device_id(name: str, item: Any, allowed: str) -> str:
+    number = _index(item)
+    if number is None and not isinstance(item, str):
+        raise _wrong_type(name, item, allowed)
+    text = item.strip() if number is None else str(number)
+    if not text or text.startswith("-"):
+        raise ValueError(f"{name}: {item!r} is no device id: give {allowed}")
+    # '05' and '5' are the same device.
+    return str(int(text)) if text.isascii() and text.isdecimal() else text
+
+
+def read_addresses(name: str, value: Any) -> tuple[str, ...]:
+    """Node addresses from ``"10.0.0.1,10.0.0.2"`` or a list; host names are fine."""
+    allowed = f"node addresses, such as {name}='10.0.0.1,10.0.0.2'"
+    if isinstance(value, str):
+        value = value.split(",")
+    elif not isinstance(value, (list, tuple)):
+        raise _wrong_type(name, value, allowed)
+    addresses = tuple(read_address(name, item, allowed) for item in value)
+    if not addresses:
+        raise ValueError(f"{name} is empty: give {allowed}")
+    _no_duplicates(name, addresses)
+    return addresses
+
+
+def read_address(name: str, item: Any, allowed: str = "one address, without a port") -> str:
+    """One host name, IPv4 or IPv6 address, without brackets."""
+    if not isinstance(item, str):
+        raise _wrong_type(name, item, allowed)
+    text = item.strip()
+    if text.startswith("[") and text.endswith("]"):
+        text = text[1:-1]
+    if not text or any(char.isspace() or char in "[]/" for char in text):
+        raise ValueError(f"{name}: {item!r} is no address: give {allowed}")
+    # IPv6 has at least two colons, so a single one is the colon of host:port.
+    if text.count(":") == 1:
+        raise ValueError(
+            f"{name}: {item!r} names a port, which does not belong here: give {allowed}"
+        )
+    return text
+
+
+def read_kwargs(name: str, value: Any) -> dict[str, Any]:
+    """Keyword arguments: a mapping whose keys are strings."""
+    if not isinstance(value, Mapping):
+        raise _wrong_type(name, value, "a mapping of keyword arguments")
+    for key in value:
+        if not isinstance(key, str):
+            raise TypeError(f"{name}: the key {key!r} is no string, so it cannot name an argument")
+    return dict(value)
+
+
+def read_rows(name: str, value: Any) -> tuple[tuple[Any, ...], ...]:
+    """One tuple of extra arguments per rank."""
+    allowed = "a sequence with one tuple per rank"
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise _wrong_type(name, value, allowed)
+    rows = []
+    for rank, row in enumerate(value):
+        if not isinstance(row, (tuple, list)):
+            raise TypeError(
+                f"{name}[{rank}] must be a tuple, not {_shown(row)}: "
+                f"for a single argument write ({_short(row)},)"
+            )
+        rows.append(tuple(row))
+    return tuple(rows)
+
+
+def read_ranks(name: str, value: Any) -> bool | tuple[int, ...]:
+    """True, False, or the ranks meant: ``"0,3"``, ``[0, 3]``."""
+    allowed = f"True, False or ranks, such as {name}='0,3' or {name}=[0, 3]"
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        value = [_number_in(item) for item in value.split(",")]
+    elif not isinstance(value, (list, tuple, range)):
+        raise _wrong_type(name, value, allowed)
+    ranks = tuple(_index(item) for item in value)
+    if not all(rank is not None and rank >= 0 for rank in ranks):
+        raise ValueError(f"{name}={value!r} names something that is no rank: use {allowed}")
+    return tuple(sorted({rank for rank in ranks if rank is not None}))
+
+
+def read_modules(name: str, value: Any) -> tuple[str, ...]:
+    """Module names: ``"torch"``, ``"torch,numpy"`` or a list of them."""
+    allowed = f"module names, such as {name}=['numpy', 'torch']"
+    if isinstance(value, str):
+        value = [item.strip() for item in value.split(",")]
+    elif not isinstance(value, (list, tuple)):
+        raise _wrong_type(name, value, allowed)
+    for item in value:
+        if not isinstance(item, str):
+            raise _wrong_type(name, item, allowed)
+        if not all(part.isidentifier() for part in item.split(".")):
+            raise ValueError(f"{name}: {item!r} is no module name: give {allowed}")
+    return tuple(value)
+
+
+def read_env(
+    name: str, value: Any
+) -> dict[str, str | None] | Callable[[int], Mapping[str, str | None]]:
+    """Environment changes for all ranks, or a callable that makes them from a rank.
+
+    What the callable returns is checked when it is called, with :func:`read_variables`.
+    """
+    if isinstance(value, Mapping):
+        return read_variables(name, value)
+    if callable(value):
+        return value  # type: ignore[no-any-return]  # its result is checked when called
+    raise _wrong_type(name, value, "a mapping, or a callable that takes the rank and returns one")
+
+
+def read_variables(name: str, value: Any) -> dict[str, str | None]:
+    """Environment changes: names to strings, or to None for a variable to remove."""
+    if not isinstance(value, Mapping):
+        raise _wrong_type(name, value, "a mapping of variable names to strings or None")
+    for variable, text in value.items():
+        if not isinstance(variable, str):
+            raise TypeError(f"{name}: the variable name {variable!r} is not a string")
+        # The operating system stores NAME=value strings that end in a NUL byte.
+        if not variable or "=" in variable or "\0" in variable:
+            raise ValueError(f"{name}: {variable!r} cannot be a variable's name")
+        if text is not None and not isinstance(text, str):
+            raise TypeError(
+                f"{name}[{variable!r}] is {_shown(text)}: the environment holds strings only, "
+                f"so write str({_short(text)}), or None to remove the variable"
+            )
+        if text is not None and "\0" in text:
+            raise ValueError(f"{name}[{variable!r}] holds a NUL character, which no variable can")
+    return dict(value)
+
+
+def _index(value: Any) -> int | None:
+    """``value`` as an int, or None for anything that is not one, bool included."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return index(value)
+    except TypeError:
+        return None
+
+
+def _number_in(text: str) -> int | None:
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdecimal() else None
+
+
+def _no_duplicates(name: str, items: Sequence[str]) -> None:
+    for position, item in enumerate(items):
+        if item in items[:position]:
+            raise ValueError(f"{name} names {item!r} twice: {','.join(items)}")
+
+
+def _wrong_type(name: str, value: Any, allowed: str) -> TypeError:
+    return TypeError(f"{name} must be {allowed}, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    return f"{_short(value)} ({type(value).__name__})"
+
+
+def _short(value: Any) -> str:
+    # A model or an array given by mistake must not fill the screen.
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,239 @@
+"""What the caller of ``spawn`` asked for, checked before any process starts.
+
+``read_options`` turns the keyword options into one frozen ``SpawnOptions``: supported
+names are checked, deprecated ones are translated with a warning, and an unknown one is
+an error that proposes the nearest name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field, fields
+
+from rankspawn import option_values as read
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    Env = Mapping[str, str | None] | Callable[[int], Mapping[str, str | None]]
+
+__all__ = ["SpawnOptions", "check_args", "check_nprocs", "check_rank_args", "read_options"]
+
+BACKENDS = ("auto", "nccl", "bkcl", "xccl", "gloo")
+START_METHODS = ("spawn", "fork", "forkserver")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnOptions:
+    """The options of one ``spawn`` call; see the reference for what each one means.
+
+    ``node_ip``, ``started_port`` and ``use_paddlecloud`` are deprecated by name only: they
+    still say where this node stands among several.
+    """
+
+    start_method: str = "spawn"
+    backend: str = "auto"
+    gpus: tuple[str, ...] | None = None
+    xpus: tuple[str, ...] | None = None
+    devices: tuple[str, ...] | None = None
+    device_type: str | None = None
+    ips: tuple[str, ...] = ("127.0.0.1",)
+    print_config: bool = False
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    rank_args: tuple[tuple[Any, ...], ...] | None = None
+    env: Env | None = None
+    timeout: float | None = None
+    grace_period: float = 10.0
+    log_dir: str | None = None
+    tee: bool | tuple[int, ...] = False
+    prefix: str | None = None
+    preload: tuple[str, ...] = ()
+    max_restarts: int = 0
+    device_visibility: str = "all"
+    threads_per_rank: int | None = None
+    node_ip: str | None = None
+    started_port: int | None = None
+    use_paddlecloud: bool = False
+
+
+# What to write instead, for the warning. The last three keep their meaning and their name.
+_DEPRECATED = {
+    "selected_devices": "use gpus= or xpus=",
+    "selected_gpus": "use gpus= or xpus=",
+    "cluster_node_ips": "use ips=",
+    "node_ip": "use ips=, which finds this node's own address, or `python -m rankspawn.launch`",
+    "started_port": (
+        "one node needs no port; for several use `python -m rankspawn.launch --start_port`"
+    ),
+    "use_paddlecloud": "PaddleCloud's variables are noticed without it",
+}
+_RENAMED = ("selected_devices", "selected_gpus", "cluster_node_ips")
+
+
+def read_options(options: Mapping[str, Any], *, stacklevel: int = 3) -> SpawnOptions:
+    """The checked options of one call.
+
+    An option given as None is the same as one not given.
+
+    Args:
+        options: What the caller wrote, by name.
+        stacklevel: Whom a deprecation warning points at, counted from here: 2 is the
+            caller of this function, 3 that one's caller, who called ``spawn``.
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: A name is unknown, a value is out of range, or two options
+            contradict each other.
+    """
+    _check_names(options)
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name in _DEPRECATED:
+            message = f"the option {name} is deprecated: {_DEPRECATED[name]}"
+            warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+    given = _rename(given)
+    checked = SpawnOptions(**{name: _READERS[name](name, value) for name, value in given.items()})
+    _check_devices(checked)
+    if checked.preload and checked.start_method != "forkserver":
+        raise ValueError(
+            f"preload is for start_method='forkserver' only, not {checked.start_method!r}: "
+            "no other start method has a server that could import modules once"
+        )
+    return checked
+
+
+def check_nprocs(nprocs: Any) -> int:
+    """``nprocs`` as an int: -1 for all devices, or at least 1."""
+    allowed = "a positive int, or -1 for one process per visible device"
+    if isinstance(nprocs, bool) or not hasattr(nprocs, "__index__"):
+        raise TypeError(f"nprocs must be {allowed}, not {nprocs!r} ({type(nprocs).__name__})")
+    number = read.read_count("nprocs", nprocs, least=-(2**63))
+    if number < 1 and number != -1:
+        raise ValueError(f"nprocs={number} is out of range: it must be {allowed}")
+    return number
+
+
+def check_args(args: Any) -> tuple[Any, ...]:
+    """``args`` as a tuple; a bare value is an error that shows how to write it."""
+    if isinstance(args, (tuple, list)):
+        return tuple(args)
+    shown = repr(args)
+    hint = f"args=({shown},)" if len(shown) <= 40 else "args=(value,)"
+    raise TypeError(
+        f"args must be a tuple or a list, not {type(args).__name__}: "
+        f"for a single argument write args=(value,), here {hint}"
+    )
+
+
+def check_rank_args(rank_args: tuple[tuple[Any, ...], ...] | None, nprocs: int) -> None:
+    """Make sure that there is one tuple for every rank of this node."""
+    if rank_args is not None and len(rank_args) != nprocs:
+        raise ValueError(
+            f"rank_args has {len(rank_args)} entries, but nprocs is {nprocs}: "
+            "give one tuple per rank"
+        )
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    for name in options:
+        if name not in _READERS and name not in _DEPRECATED:
+            # Imported here: difflib is needed on the way to an error only.
+            from difflib import get_close_matches
+
+            supported = [f.name for f in fields(SpawnOptions) if f.name not in _DEPRECATED]
+            nearest = get_close_matches(name, [*supported, *_DEPRECATED], n=1, cutoff=0.5)
+            hint = f": did you mean {nearest[0]!r}?" if nearest else "."
+            raise ValueError(
+                f"spawn() has no option {name!r}{hint} Supported are {', '.join(supported)}."
+            )
+
+
+def _rename(given: dict[str, Any]) -> dict[str, Any]:
+    """``given`` under today's names."""
+    selection = {"bkcl": "xpus", "xccl": "devices"}.get(str(given.get("backend")), "gpus")
+    today = {"cluster_node_ips": "ips", "selected_devices": selection, "selected_gpus": selection}
+    renamed = {name: value for name, value in given.items() if name not in _RENAMED}
+    for old in _RENAMED:
+        if old not in given:
+            continue
+        group = ("ips",) if old == "cluster_node_ips" else ("gpus", "xpus", "devices")
+        rivals = [new for new in group if new in renamed]
+        if rivals:
+            raise ValueError(f"{old} and {rivals[0]} mean the same: give only {rivals[0]}")
+        renamed[today[old]] = given[old]
+    return renamed
+
+
+def _check_devices(options: SpawnOptions) -> None:
+    """Refuse device options that contradict each other."""
+    given = [name for name in ("gpus", "xpus", "devices") if getattr(options, name) is not None]
+    if len(given) > 1:
+        raise ValueError(f"{given[0]} and {given[1]} cannot be given at once: choose one")
+    if options.devices is not None and options.device_type is None and options.backend != "xccl":
+        raise ValueError(
+            "devices needs device_type, such as device_type='npu': "
+            "the ids alone do not say of which kind they are"
+        )
+    if options.device_type is not None and given in (["gpus"], ["xpus"]):
+        raise ValueError(
+            f"device_type={options.device_type!r} goes with devices, not with {given[0]}"
+        )
+
+
+def _device_type(name: str, value: Any) -> str:
+    text = read.read_text(name, value)
+    # It becomes part of a variable's name: FLAGS_selected_<device_type>s.
+    if not text.isidentifier() or not text.isascii():
+        raise ValueError(f"{name}={text!r} is no device type: give a name such as 'npu' or 'mlu'")
+    return text
+
+
+def _available(start_method: str) -> str:
+    """``start_method``, if this platform has it."""
+    # Imported here: only the process that spawns needs it.
+    from multiprocessing import get_all_start_methods
+
+    available = get_all_start_methods()
+    if start_method not in available:
+        raise ValueError(
+            f"start_method={start_method!r} does not exist on this platform: "
+            f"use one of {', '.join(available)}"
+        )
+    return start_method
+
+
+def _limit(seconds: float) -> float | None:
+    """No limit, for an infinite one."""
+    return None if seconds == float("inf") else seconds
+
+
+# At the end of the module, since it holds functions.
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    "start_method": lambda name, value: _available(read.read_choice(name, value, START_METHODS)),
+    "backend": lambda name, value: read.read_choice(name, value, BACKENDS),
+    "gpus": read.read_ids,
+    "xpus": read.read_ids,
+    "devices": read.read_ids,
+    "device_type": _device_type,
+    "ips": read.read_addresses,
+    "print_config": read.read_flag,
+    "kwargs": read.read_kwargs,
+    "rank_args": read.read_rows,
+    "env": read.read_env,
+    "timeout": lambda name, value: _limit(read.read_seconds(name, value, positive=True)),
+    "grace_period": lambda name, value: read.read_seconds(name, value, positive=False),
+    "log_dir": read.read_path,
+    "tee": read.read_ranks,
+    "prefix": read.read_text,
+    "preload": read.read_modules,
+    "max_restarts": lambda name, value: read.read_count(name, value, least=0),
+    "device_visibility": lambda name, value: read.read_choice(name, value, ("all", "own")),
+    "threads_per_rank": lambda name, value: read.read_count(name, value, least=1),
+    "node_ip": read.read_address,
+    "started_port": lambda name, value: read.read_count(
+        name, value, least=1, most=read.HIGHEST_PORT
+    ),
+    "use_paddlecloud": read.read_flag,
+}

@@ -1,0 +1,102 @@
+"""Who am I: the rank of this process, read from its environment.
+
+Runs in the worker, and anywhere else: a process that nobody told a rank is rank 0 of 1.
+Workers of torchrun and of Paddle's launcher find their ranks here too.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = ["ParallelEnv", "get_local_rank", "get_rank", "get_world_size"]
+
+
+def get_rank() -> int:
+    """The number of this process among all ranks of all nodes."""
+    return _number("RANK", "PADDLE_TRAINER_ID", default=0)
+
+
+def get_local_rank() -> int:
+    """The number of this process among the ranks of its node."""
+    return _number("LOCAL_RANK", "PADDLE_LOCAL_RANK", "PADDLE_RANK_IN_NODE", default=0)
+
+
+def get_world_size() -> int:
+    """How many ranks there are on all nodes."""
+    return _number("WORLD_SIZE", "PADDLE_TRAINERS_NUM", default=1)
+
+
+class ParallelEnv:
+    """What this process was told about its place, as it was when this object was made.
+
+    Attributes:
+        rank: Its number among all ranks.
+        local_rank: Its number among the ranks of its node.
+        world_size: How many ranks there are; also as ``nranks``.
+        nnodes: How many nodes there are.
+        device_type: ``gpu``, ``xpu``, ``cpu`` or a custom type.
+        device_id: The index of its device as frameworks count, such as the ``n`` of
+            ``cuda:n``; also as ``dev_id``. 0 on the CPU.
+        current_endpoint: Its ``host:port``; empty if it has none.
+        trainer_endpoints: Those of all ranks, by rank.
+    """
+
+    __slots__ = (
+        "current_endpoint",
+        "device_id",
+        "device_type",
+        "local_rank",
+        "nnodes",
+        "rank",
+        "trainer_endpoints",
+        "world_size",
+    )
+
+    def __init__(self) -> None:
+        self.rank = get_rank()
+        self.local_rank = get_local_rank()
+        self.world_size = get_world_size()
+        self.nnodes = _number("GROUP_WORLD_SIZE", "PADDLE_NNODES", default=1)
+        self.device_type = _device_type()
+        self.device_id = _number(f"FLAGS_selected_{self.device_type}s", default=0)
+        self.current_endpoint = os.environ.get("PADDLE_CURRENT_ENDPOINT", "")
+        endpoints = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "")
+        self.trainer_endpoints = endpoints.split(",") if endpoints else []
+
+    @property
+    def nranks(self) -> int:
+        """The same as ``world_size``."""
+        return self.world_size
+
+    @property
+    def dev_id(self) -> int:
+        """The same as ``device_id``."""
+        return self.device_id
+
+    def __repr__(self) -> str:
+        device = f"{self.device_type}:{self.device_id}"
+        return f"ParallelEnv(rank={self.rank}, world_size={self.world_size}, device={device!r})"
+
+
+def _device_type() -> str:
+    told = os.environ.get("RANKSPAWN_DEVICE_TYPE")
+    if told:
+        return told
+    # Another launcher's worker, maybe: it says so with one of these.
+    for device_type in ("gpu", "xpu"):
+        if os.environ.get(f"FLAGS_selected_{device_type}s"):
+            return device_type
+    return "cpu"
+
+
+def _number(*names: str, default: int) -> int:
+    """The first of these variables that has a value, as a number."""
+    for name in names:
+        text = os.environ.get(name)
+        if text:
+            try:
+                # Paddle's launcher may list several devices; the first one is meant.
+                return int(text.split(",")[0])
+            except ValueError:
+                raise ValueError(f"the variable {name}={text!r} should hold a number") from None
+    return default

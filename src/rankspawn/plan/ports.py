@@ -1,0 +1,137 @@
+"""Ports that nobody else gets while a job runs.
+
+A port is held by a socket that is bound but does not listen. With ``SO_REUSEADDR`` on both
+sides a worker can still bind the port and listen on it, as torch, Paddle and gRPC do,
+while the system gives it to nobody who asks for a free one.
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+
+from rankspawn.plan.topology import join
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from rankspawn.plan.job import Job
+
+__all__ = ["HeldPorts", "hold_ports"]
+
+
+def hold_ports(job: Job) -> HeldPorts:
+    """Hold this node's ports: free ones on one node, the agreed ones on several.
+
+    Raises:
+        OSError: A port that the other nodes expect is in use; it is named.
+    """
+    own = job.topology.own
+    host = job.topology.bind_host
+    if own.ports is None:
+        return HeldPorts(job.nprocs, host)
+    return HeldPorts.fixed(own.ports, host)
+
+
+class HeldPorts:
+    """Some ports, held until ``close``; all of them, or none.
+
+    Attributes:
+        ports: The numbers, all different.
+    """
+
+    __slots__ = ("_fds", "ports")
+
+    def __init__(self, count: int, host: str = "127.0.0.1") -> None:
+        """Hold ``count`` free ports of ``host``."""
+        self._hold([0] * count, host)
+
+    @classmethod
+    def fixed(cls, ports: Sequence[int], host: str = "127.0.0.1") -> HeldPorts:
+        """Hold exactly these ports.
+
+        Raises:
+            OSError: One of them is in use; it is named.
+        """
+        held = cls.__new__(cls)
+        held._hold(ports, host)
+        return held
+
+    def close(self) -> None:
+        """Give the ports back; closing twice is fine."""
+        import socket  # here, so that importing the package stays cheap
+
+        while self._fds:
+            socket.close(self._fds.pop())
+
+    def __enter__(self) -> HeldPorts:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _hold(self, ports: Sequence[int], host: str) -> None:
+        # Bare descriptors: a socket object that a forked worker drops would warn there.
+        self._fds: list[int] = []
+        self.ports: tuple[int, ...] = ()
+        try:
+            self.ports = tuple(self._hold_one(host, port) for port in ports)
+        except BaseException:
+            self.close()
+            raise
+
+    def _hold_one(self, host: str, port: int) -> int:
+        try:
+            if port:
+                self._reserve(host, port)
+            return self._bind(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not port:
+                raise
+            raise OSError(
+                errno.EADDRINUSE,
+                f"the port {join(host, port)}, which the other nodes expect a rank to use, "
+                "is in use: stop its owner, or give another started_port on every node",
+            ) from error
+
+    def _bind(self, host: str, port: int) -> int:
+        import socket
+
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((host, port))
+            except OSError as error:
+                if error.errno != errno.EADDRNOTAVAIL:
+                    raise
+                # The address at which others reach this node may be one that a router
+                # translates, so that no interface has it.
+                sock.bind(("", port))
+            bound = int(sock.getsockname()[1])
+            self._fds.append(sock.detach())
+        return bound
+
+    def _reserve(self, host: str, port: int) -> None:
+        """Fail if another job of ours holds this port.
+
+        Two sockets with ``SO_REUSEADDR`` can be bound to one port as long as neither
+        listens, so binding alone would not notice a job that is just starting. Without
+        the option, ports of the last run would look used for a minute (TIME_WAIT).
+        An abstract Unix socket has neither problem: its name is taken once per network
+        namespace, as a port is, and is gone with its last descriptor.
+        """
+        if sys.platform != "linux":
+            return
+        import socket
+
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mark:
+            mark.bind(f"\0rankspawn/{join(host, port)}")
+            self._fds.append(mark.detach())

@@ -1,0 +1,91 @@
+"""``spawn()``: from what was asked to a running, supervised group."""
+
+from __future__ import annotations
+
+import os
+import uuid
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rankspawn.machine import RealMachine
+from rankspawn.options import SpawnOptions, check_args, check_nprocs, check_rank_args, read_options
+from rankspawn.plan.describe import describe
+from rankspawn.plan.job import Job, make_plan, resolve
+from rankspawn.plan.ports import hold_ports
+from rankspawn.workers import child
+from rankspawn.workers.context import MultiprocessContext, Policy
+from rankspawn.workers.group import WorkerGroup, make_failure_event
+from rankspawn.workers.start import StartSettings, Task, start_workers
+
+
+def spawn_ranks(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    nprocs: int,
+    join: bool,
+    daemon: bool,
+    given: Mapping[str, Any],
+    *,
+    stacklevel: int,
+) -> MultiprocessContext:
+    """The body of :func:`rankspawn.spawn`, which see.
+
+    Args:
+        func: See there, as for the next four.
+        args: Its arguments.
+        nprocs: How many.
+        join: Wait for them.
+        daemon: Their daemon flag.
+        given: The options.
+        stacklevel: Frames from here to the caller, for warnings.
+    """
+    refuse_while_importing_main()
+    if not callable(func):
+        raise TypeError(f"func must be callable, not {type(func).__name__}: {func!r}")
+    options = read_options(given, stacklevel=stacklevel + 1)
+    arguments = check_args(args)
+    job = resolve(check_nprocs(nprocs), options, os.environ, RealMachine())
+    check_rank_args(options.rank_args, job.nprocs)
+    if job.warning:
+        warnings.warn(job.warning, UserWarning, stacklevel=stacklevel)
+    task = Task(func, arguments, options.kwargs, options.rank_args)
+    context = MultiprocessContext(_starter(task, job, bool(daemon)), _policy(options))
+    if join:
+        context.join()
+    return context
+
+
+def refuse_while_importing_main() -> None:
+    """Stop a script without ``__main__`` guard from starting workers in its workers."""
+    if child.importing_main is not None:
+        raise child.MissingGuardError(child.importing_main)
+
+
+def _starter(task: Task, job: Job, daemon: bool) -> Callable[[int], WorkerGroup]:
+    """A function that starts the group, each time on fresh ports."""
+    options = job.options
+    settings = StartSettings(options.start_method, daemon, options.preload)
+    run_id = uuid.uuid4().hex
+
+    def start(restart_count: int) -> WorkerGroup:
+        ports = hold_ports(job)
+        event = make_failure_event()
+        try:
+            plan = make_plan(job, ports.ports, run_id=run_id, restart_count=restart_count)
+            if options.print_config:
+                print(describe(plan), flush=True)  # noqa: T201 - what the option is for
+            environments = [spec.env for spec in plan.ranks]
+            first = plan.ranks[0].rank
+            workers = start_workers(task, environments, settings, event, first_rank=first)
+        except BaseException:
+            ports.close()
+            event.close()
+            raise
+        return WorkerGroup(workers, event, [ports])
+
+    return start
+
+
+def _policy(options: SpawnOptions) -> Policy:
+    return Policy(options.grace_period, options.timeout, options.max_restarts)

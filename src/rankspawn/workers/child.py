@@ -1,0 +1,218 @@
+"""The worker's side, from its first line to its exit code.
+
+Runs in the worker. Start-up is import cost, paid once per rank: what a worker does not need is
+not imported, multiprocessing and cloudpickle among it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from _signal import SIG_UNBLOCK, SIGINT, pthread_sigmask  # signal itself imports enum: 2 ms
+
+from rankspawn.workers.parcel import open_parcel
+from rankspawn.workers.report import IN_FUNCTION, STACKS_SIGNAL, STARTED, Report
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType, TracebackType
+    from typing import Any
+
+# The main module's path while it runs for the second time; spawn() then refuses to start.
+importing_main: str | None = None
+
+
+class MissingGuardError(RuntimeError):
+    """The main module starts workers whenever it is imported."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} calls spawn() while a worker imports it: put the call under "
+            'if __name__ == "__main__":'
+        )
+
+
+def main() -> None:
+    """Entry point of an executed worker: everything it needs to know is in ``sys.argv``."""
+    outcome, event, *order = map(int, sys.argv[2:])
+    sys.exit(work(Report(outcome, event), lambda: load_task(*order)))
+
+
+def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
+    """Load the task, run it, report what became of it; return the exit code."""
+    loaded = False
+    try:
+        answer_stack_requests(report)
+        report.stage(STARTED)
+        # Blocked by the parent until here, where an interrupt no longer prints a traceback.
+        pthread_sigmask(SIG_UNBLOCK, (SIGINT,))
+        task = get_task()
+        loaded = True
+        report.stage(IN_FUNCTION)
+        value = task()
+    except SystemExit as stop:
+        if loaded:
+            return _report_exit(report, stop)
+        return _report_error(report, stop)
+    except BaseException as error:  # KeyboardInterrupt too: it must not look like success
+        return _report_error(report, error)
+    try:
+        report.returned(value)
+    except BaseException as error:
+        return _report_error(report, error)
+    _flush_output()
+    return 0
+
+
+def answer_stack_requests(report: Report) -> None:
+    """From now on a signal has all Python stacks written to the report's file, in C."""
+    import faulthandler
+
+    if hasattr(faulthandler, "register") and STACKS_SIGNAL:
+        faulthandler.register(STACKS_SIGNAL, report.open_for_stacks(), all_threads=True)
+
+
+def load_task(
+    rank: int, payload: int, setting: int, task: int, own: int, tracker: int
+) -> Callable[[], Any]:
+    """Make this process look like the parent, then unpickle what it has to do.
+
+    Args:
+        rank: Who we are.
+        payload: Descriptor of the payload file.
+        setting: Table of what :func:`prepare` takes.
+        task: Table of the function and its arguments.
+        own: Table of this rank's own arguments; 0 if it has none.
+        tracker: Descriptor of multiprocessing's resource tracker.
+    """
+    prepare(rank, tracker, load(payload, setting))
+    func, args, kwargs = load(payload, task)
+    if own:
+        args += load(payload, own)
+    os.close(payload)
+    return lambda: func(*args, **kwargs)
+
+
+def run_exit_handlers() -> None:
+    """What Python does at its exit, for a forked worker, which must leave without it."""
+    import atexit
+
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()  # waits for non-daemon threads
+    atexit._run_exitfuncs()
+    _flush_output()
+
+
+def prepare(rank: int, tracker: int, setting: dict[str, Any]) -> None:
+    """Take over the parent's import path, arguments and, if needed, main module."""
+    sys.path[:] = setting["path"]
+    sys.argv[:] = setting["argv"]
+    from rankspawn.workers.mp_identity import install
+
+    install(rank, tracker, setting["multiprocessing"])
+    if setting["main"] is not None:
+        import_main(*setting["main"])
+
+
+def import_main(name: str | None, path: str) -> None:
+    """Run the main module again, under the name that multiprocessing gives it."""
+    global importing_main  # noqa: PLW0603 - the process is in this state, not an object
+    importing_main = path
+    try:
+        module = _run_module(name) if name else _run_file(path)
+    finally:
+        importing_main = None
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
+
+
+def _run_file(path: str) -> ModuleType:
+    import io
+
+    with io.open_code(path) as source:
+        code = compile(source.read(), path, "exec")
+    return _run(code, __file__=path, __spec__=None)
+
+
+def _run_module(name: str) -> ModuleType:
+    from importlib.util import find_spec
+
+    spec: Any = find_spec(name)
+    return _run(
+        spec.loader.get_code(name),
+        __file__=spec.origin,
+        __spec__=spec,
+        __loader__=spec.loader,
+        __package__=spec.parent,
+    )
+
+
+def _run(code: Any, **attributes: Any) -> ModuleType:
+    module = type(sys)("__mp_main__")
+    module.__dict__.update(attributes)
+    # In place before it runs: pickle, dataclasses and typing look classes up by module name.
+    sys.modules["__mp_main__"] = module
+    exec(code, module.__dict__)
+    return module
+
+
+def load(payload: int, table: int) -> Any:
+    """Unpickle one part of the payload."""
+    try:
+        from _pickle import loads
+    except ImportError:  # an interpreter without the C accelerator
+        from pickle import loads
+    pickled, buffers = open_parcel(payload, table)
+    return loads(pickled, buffers=buffers)
+
+
+def _report_exit(report: Report, stop: SystemExit) -> int:
+    """As Python itself reads the argument of ``sys.exit``."""
+    _flush_output()
+    if stop.code is None or stop.code == 0:
+        report.returned(None)
+        return 0
+    code, text = (stop.code, "") if isinstance(stop.code, int) else (1, str(stop.code))
+    report.exited(code, text)
+    return code & 0xFF
+
+
+def _report_error(report: Report, error: BaseException) -> int:
+    _flush_output()
+    report.raised(error, _describe(error))
+    return 1
+
+
+def _describe(error: BaseException) -> str:
+    """The traceback as text, from the user's first frame on."""
+    if isinstance(error, MissingGuardError):
+        return f"RuntimeError: {error}\n"
+    try:
+        import traceback
+
+        return "".join(
+            traceback.format_exception(type(error), error, _without_ours(error.__traceback__))
+        )
+    except BaseException as second:  # out of memory or stack while formatting
+        return f"{type(error).__name__} (its traceback could not be formatted: {second!r})\n"
+
+
+def _without_ours(frames: TracebackType | None) -> TracebackType | None:
+    ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
+        frames = frames.tb_next
+    return frames
+
+
+def _flush_output() -> None:
+    """Now rather than at exit, where Python turns a closed pipe into exit code 120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            continue

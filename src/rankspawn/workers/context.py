@@ -1,0 +1,289 @@
+"""``MultiprocessContext``: what a caller holds of a group of workers."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from rankspawn.errors import SpawnTimeoutError
+from rankspawn.workers.failures import OURS, Wording, first_of, make_error
+from rankspawn.workers.group import WorkerGroup
+from rankspawn.workers.outcome import End
+from rankspawn.workers.process import RankProcess
+from rankspawn.workers.queues import RankQueue
+from rankspawn.workers.stacks import collect_stacks, describe_stacks
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How a context supervises its group."""
+
+    grace_period: float = 10.0
+    timeout: float | None = None
+    max_restarts: int = 0
+    wording: Wording = OURS
+
+
+class MultiprocessContext:
+    """A group of workers, from start to end.
+
+    Any thread may use it. Leaving it as a context manager stops what still runs.
+
+    Attributes:
+        return_queues: For each rank a queue with its result.
+        error_queues: For each rank a queue with its traceback, empty if it did not fail.
+    """
+
+    def __init__(self, start: Callable[[int], WorkerGroup], policy: Policy) -> None:
+        """Start the group.
+
+        Args:
+            start: Starts a group; gets how many were started before.
+            policy: How to supervise it.
+        """
+        self._start = start
+        self._policy = policy
+        self._restarts = 0
+        self._settling = threading.RLock()
+        self._error: BaseException | None = None
+        self._finished = False
+        self._values: dict[int, Any] = {}
+        timeout = policy.timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._group = start(0)
+        ranks = range(len(self._group.workers))
+        self.return_queues = [
+            RankQueue(self, at, self._has_result, self._take_result) for at in ranks
+        ]
+        self.error_queues = [RankQueue(self, at, self._has_error, self._take_error) for at in ranks]
+
+    @property
+    def processes(self) -> list[RankProcess]:
+        """The processes by rank; new ones after a restart."""
+        return self._group.processes
+
+    @property
+    def sentinels(self) -> dict[int, int]:
+        """Sentinel to rank, of those that still run."""
+        return self._group.sentinels
+
+    def pids(self) -> list[int]:
+        """The process ids by rank."""
+        return [process.popen.pid for process in self.processes]
+
+    def exitcodes(self) -> list[int | None]:
+        """The exit codes by rank: minus the number for a signal, None while it runs."""
+        return [process.exitcode for process in self.processes]
+
+    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
+        """Wait for the workers, and stop all of them if one fails.
+
+        It may be called again after it returned or raised, and answers the same. Ctrl-C while
+        it waits stops the workers, too.
+
+        Args:
+            timeout: Seconds to wait; ``None`` waits for as long as they run.
+            grace_period: Seconds between SIGTERM and SIGKILL, in place of the option's.
+
+        Returns:
+            True once every worker ended well, False on timeout (they run on).
+
+        Raises:
+            ProcessRaisedException: A worker's function raised; its exception is the cause.
+            ProcessExitedException: A worker died without reporting, e.g. by a signal.
+            SpawnTimeoutError: The time for the whole run is over.
+        """
+        deadline = None if timeout is None else time.monotonic() + max(0.0, timeout)
+        grace = self._policy.grace_period if grace_period is None else grace_period
+        try:
+            self._wait(lambda: self._finished, deadline, grace)
+        except BaseException:  # Ctrl-C, as a rule: workers do not outlive their join
+            self.terminate(grace)
+            raise
+        if not self._finished:
+            return False
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def terminate(self, grace_period: float | None = None) -> None:
+        """Stop the workers that still run; nothing is restarted.
+
+        Blocks until they are gone, at most for the grace period and a few seconds. A later
+        ``join`` raises unless all had ended well.
+        """
+        grace = self._policy.grace_period if grace_period is None else grace_period
+        with self._settling:
+            if not self._finished:
+                self._group.stop(grace)
+                self._finish()
+
+    def results(self) -> list[Any]:
+        """The results by rank; waits for the workers as :meth:`join` does."""
+        self.join()
+        return [self._take_result(at) for at in range(len(self.processes))]
+
+    def dump_stacks(self) -> dict[int, str]:
+        """The Python stacks of all threads of each rank that runs; it does not disturb them."""
+        return collect_stacks(self._group)
+
+    def __enter__(self) -> MultiprocessContext:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.terminate()
+
+    def __await__(self) -> Generator[Any, None, bool]:
+        """Join without blocking the event loop; cancelling it stops the workers."""
+        return self._join_async().__await__()
+
+    async def _join_async(self) -> bool:
+        import asyncio  # 50 ms, for those who use it
+
+        loop = asyncio.get_running_loop()
+        grace = self._policy.grace_period
+        try:
+            while not self._finished:
+                group = self._group
+                if await _is_readable(group, self._deadline):
+                    group.collect()
+                if group.settled or self._is_overdue():
+                    # A teardown takes up to the grace period, which the loop must not feel.
+                    await loop.run_in_executor(None, self._settle, group, grace)
+        except asyncio.CancelledError:
+            await asyncio.shield(loop.run_in_executor(None, self.terminate))
+            raise
+        return self.join()
+
+    def _wait(self, condition: Callable[[], bool], deadline: float | None, grace: float) -> bool:
+        """Wait for the condition, settling the group when there is something to settle."""
+        while not condition():
+            group = self._group
+            limits = [one for one in (deadline, self._deadline) if one is not None]
+            if not group.wait(partial(_either, condition, group), min(limits, default=None)):
+                if not self._is_overdue():
+                    return False
+                self._settle(group, grace)
+            elif not condition():
+                self._settle(group, grace)
+        return True
+
+    def _settle(self, group: WorkerGroup, grace: float) -> None:
+        """End the group after a failure, a timeout or success; start the next one if allowed."""
+        with self._settling:
+            if self._finished or group is not self._group:
+                return
+            stacks = None if group.settled else collect_stacks(group)
+            group.stop(grace)
+            if stacks is not None:
+                self._finish(_out_of_time(self._policy.timeout, stacks))
+            elif group.failures and self._may_restart(group):
+                group.close()
+                self._restarts += 1
+                self._group = self._start(self._restarts)
+            else:
+                self._finish()
+
+    def _may_restart(self, group: WorkerGroup) -> bool:
+        """A failure before any rank reached the function does not heal by trying again."""
+        reached = any(outcome.reached_function for outcome in group.outcomes.values())
+        return reached and self._restarts < self._policy.max_restarts
+
+    def _finish(self, error: BaseException | None = None) -> None:
+        group = self._group
+        bad = group.failures or [
+            (at, one) for at, one in sorted(group.outcomes.items()) if one.end is End.STOPPED
+        ]
+        if error is None and bad:
+            error = first_of(
+                [make_error(one, group.remains[at], self._policy.wording) for at, one in bad],
+                tries=self._restarts + 1,
+            )
+        self._error = error
+        self._finished = True
+        group.close()
+
+    def _is_overdue(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def wait_for_rank(self, at: int, deadline: float | None) -> bool:
+        """Wait for the end of one rank, for its queues."""
+        return self._wait(lambda: self._is_final(at), deadline, self._policy.grace_period)
+
+    def has_ended(self, at: int) -> bool:
+        """The rank's outcome is final, seen without waiting; for its queues."""
+        if not self._finished:
+            self._group.collect()
+        return self._is_final(at)
+
+    def _is_final(self, at: int) -> bool:
+        """With restarts allowed, a result counts only once the whole group is done."""
+        if self._finished or self._policy.max_restarts:
+            return self._finished
+        group = self._group
+        return at in group.remains and not group.outcomes[at].is_failure
+
+    def _has_result(self, at: int) -> bool:
+        return self._group.outcomes[at].had_returned
+
+    def _take_result(self, at: int) -> Any:
+        if not self._has_result(at):
+            raise self._error_of(at)
+        if at not in self._values:
+            self._values[at] = self._group.remains[at].result()
+        return self._values[at]
+
+    def _has_error(self, at: int) -> bool:
+        return self._group.outcomes[at].is_failure
+
+    def _take_error(self, at: int) -> str:
+        if not self._has_error(at):
+            raise queue.Empty
+        text = self._group.remains[at].text
+        return text if self._group.outcomes[at].end is End.RAISED else str(self._error_of(at))
+
+    def _error_of(self, at: int) -> BaseException:
+        """Its own error, or what it fell victim to."""
+        outcome = self._group.outcomes[at]
+        if outcome.is_failure or self._error is None:
+            return make_error(outcome, self._group.remains[at], self._policy.wording)
+        return self._error
+
+
+def _either(condition: Callable[[], bool], group: WorkerGroup) -> bool:
+    return condition() or group.settled
+
+
+def _out_of_time(timeout: float | None, stacks: dict[int, str]) -> SpawnTimeoutError:
+    text = f"the workers did not end within {timeout:g} s and were stopped.\n"
+    return SpawnTimeoutError(text + describe_stacks(stacks), stacks=stacks)
+
+
+async def _is_readable(group: WorkerGroup, deadline: float | None) -> bool:
+    """Wait until the group has news; False if the deadline came first."""
+    import asyncio
+
+    if group.settled:
+        return True
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(group.fileno(), readable.set)
+    try:
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        await asyncio.wait_for(readable.wait(), left)
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(group.fileno())
+    return True

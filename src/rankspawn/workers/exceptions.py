@@ -1,0 +1,163 @@
+"""Taking exceptions apart for the way to the parent, and putting them together there.
+
+pickle alone is not enough: it calls the class with ``args``, which fails for every constructor
+that takes something else; one attribute that cannot be pickled loses all; and causes, contexts
+and the members of groups are dropped. So each exception is sent as a plain dictionary whose
+pickled pieces are tried before they are sent, and stand in for each other where one fails.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+
+from rankspawn.workers.pickling import Rules, dump
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# Longer chains and deeper groups are cut here; the traceback's text has all of them.
+_DEEPEST = 20
+
+
+def summarize(error: BaseException) -> dict[str, Any]:
+    """Runs in the worker: what can be said of an exception in strings only."""
+    kind = type(error)
+    return {
+        "text": _text_of(error),
+        "kinds": [(base.__module__, base.__qualname__) for base in kind.__mro__],
+    }
+
+
+def pack(error: BaseException, seen: set[int] | None = None, depth: int = 0) -> dict[str, Any]:
+    """Runs in the worker: everything of the exception that survives the way."""
+    # Each exception goes once: ``raise from`` sets cause and context to the same one, and
+    # following both at every level would double the work with each.
+    seen = {id(error)} if seen is None else seen
+    packed = summarize(error)
+    packed["whole"] = _pickle_if_it_comes_back(error)
+    if packed["whole"] is None:
+        packed["class"] = _pickle_if_it_comes_back(type(error))
+        packed["args"] = [_pickle_if_it_comes_back(arg) or repr_of(arg) for arg in error.args]
+        packed["state"] = {
+            name: _pickle_if_it_comes_back(value) or repr_of(value)
+            for name, value in getattr(error, "__dict__", {}).items()
+        }
+    if depth < _DEEPEST:
+        packed["suppress_context"] = error.__suppress_context__
+        for link in ("__cause__", "__context__"):
+            other = getattr(error, link)
+            if other is not None and id(other) not in seen:
+                seen.add(id(other))
+                packed[link] = pack(other, seen, depth + 1)
+        if isinstance(error, BaseExceptionGroup):
+            packed["message"] = error.message
+            packed["members"] = [pack(member, seen, depth + 1) for member in error.exceptions]
+    return packed
+
+
+def unpack(packed: dict[str, Any]) -> BaseException:
+    """Runs in the parent: the exception, or the nearest thing to it."""
+    error = _rebuild(packed)
+    for link in ("__cause__", "__context__"):
+        if packed.get(link) is not None:
+            setattr(error, link, unpack(packed[link]))
+    error.__suppress_context__ = packed.get("suppress_context", False)
+    return error
+
+
+def _rebuild(packed: dict[str, Any]) -> BaseException:
+    if "members" in packed:
+        return _rebuild_group(packed)
+    for attempt in (_rebuild_whole, _rebuild_from_pieces):
+        try:
+            error = attempt(packed)
+        except Exception:
+            continue
+        if isinstance(error, BaseException):
+            return error
+    return _stand_in(packed)
+
+
+def _rebuild_whole(packed: dict[str, Any]) -> Any:
+    return _loads(packed["whole"])
+
+
+def _rebuild_from_pieces(packed: dict[str, Any]) -> Any:
+    """The same class and attributes, without a call of its constructor."""
+    kind = _loads(packed["class"])
+    args = [_loads(arg) for arg in packed["args"]]
+    error = kind.__new__(kind, *args)
+    error.args = tuple(args)
+    error.__dict__.update({name: _loads(value) for name, value in packed["state"].items()})
+    return error
+
+
+def _rebuild_group(packed: dict[str, Any]) -> BaseException:
+    members = [unpack(member) for member in packed["members"]]
+    try:
+        group = _loads(packed["whole"] or packed["class"])
+        kind: Any = group if isinstance(group, type) else type(group)
+        rebuilt = kind.__new__(kind, packed["message"], members)
+        state = {name: _loads(value) for name, value in packed.get("state", {}).items()}
+        rebuilt.__dict__.update(state if group is kind else group.__dict__)
+    except Exception:
+        return BaseExceptionGroup(packed["message"], members)
+    return rebuilt if isinstance(rebuilt, BaseException) else _stand_in(packed)
+
+
+def _stand_in(packed: dict[str, Any]) -> BaseException:
+    """An exception of the same name and text under the nearest base class known here."""
+    (module, name), *bases = packed["kinds"]
+    text = packed["text"]
+    for base_module, base_name in bases:
+        base = getattr(sys.modules.get(base_module), base_name, None)
+        if isinstance(base, type) and issubclass(base, BaseException):
+            break
+    else:
+        base = Exception
+    body = {"__module__": module, "__str__": lambda _: text}
+    kind: Any = type(name.rpartition(".")[2], (base,), body)
+    error: BaseException = kind.__new__(kind, text)
+    error.args = (text,)
+    return error
+
+
+def _pickle_if_it_comes_back(obj: Any) -> bytes | None:
+    """The pickle, if unpickling it here gives the same type again."""
+    stream = io.BytesIO()
+    try:
+        # Buffers left out of the stream would be lost, so large ones count as failures.
+        if dump(obj, stream, Rules()):
+            return None
+        back = _loads(stream.getvalue())
+    except Exception:
+        return None
+    return stream.getvalue() if type(back) is type(obj) else None
+
+
+def _loads(piece: bytes | str | None) -> Any:
+    """A piece that was pickled, or the text that stands for one that could not be."""
+    if isinstance(piece, str):
+        return piece
+    import pickle
+
+    if piece is None:
+        raise ValueError("this piece did not survive")
+    return pickle.loads(piece)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return f"<{type(error).__name__} whose str() fails>"
+
+
+def repr_of(obj: Any) -> str:
+    """``repr`` that cannot fail."""
+    try:
+        return repr(obj)
+    except Exception:
+        return f"<{type(obj).__name__} whose repr() fails>"

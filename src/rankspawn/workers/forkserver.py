@@ -1,0 +1,123 @@
+"""A fork server: a clean process that imported what the workers need, and forks them.
+
+multiprocessing has one per program, whose preloads cannot be changed and whose socket file
+outlives a killed parent. Here there is one per set of preloaded modules, connected by a socket
+pair without a name; it ends when the parent's end closes, however the parent died.
+
+A request is one packet with the worker's descriptors. The answer is its process id with a
+pidfd, opened before the server can reap the worker, so that it cannot be a stranger's. The exit
+status comes later as a packet of its own, in between other answers.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rankspawn.workers.descriptors import close_in_forks
+from rankspawn.workers.interpreter import command
+from rankspawn.workers.process import STATUS_LOST, WorkerPopen
+
+_servers: dict[tuple[str, ...], ForkServer] = {}
+_starting = threading.Lock()
+# Larger than any packet of the protocol.
+_PACKET = 1 << 16
+_MODULE = "rankspawn.workers.server"
+
+
+def get_server(preload: tuple[str, ...], environ: Mapping[str, str]) -> ForkServer:
+    """The running server with these modules; started if there is none.
+
+    Raises:
+        ImportError: A module cannot be imported; its traceback is in the message.
+    """
+    with _starting:  # two threads must not start two
+        server = _servers.get(preload)
+        if server is None or not server.usable:
+            server = _servers[preload] = ForkServer(preload, environ)
+        return server
+
+
+def stop_servers() -> None:
+    """End all fork servers; the next start that needs one starts it again."""
+    while _servers:
+        _, server = _servers.popitem()
+        server.stop()
+
+
+class ForkServer:
+    """The parent's end; it may be used by several threads and groups."""
+
+    def __init__(self, preload: tuple[str, ...], environ: Mapping[str, str]) -> None:
+        self._using = threading.RLock()
+        self._statuses: dict[int, int] = {}
+        self._tickets = 0
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket = ours
+        close_in_forks(ours)
+        with theirs:
+            self._process = subprocess.Popen(
+                command(_MODULE, ["rankspawn-forkserver", theirs.fileno(), *preload]),
+                env=environ,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+            )
+        hello, _ = self._receive()
+        if "error" in hello:
+            self.stop()
+            raise ImportError(hello["error"])
+
+    @property
+    def usable(self) -> bool:
+        """False in a forked child, and after the server died."""
+        return self._socket.fileno() >= 0 and self._process.poll() is None
+
+    def fork(self, order: Sequence[int], fds: Sequence[int]) -> WorkerPopen:
+        """Have a worker forked.
+
+        Args:
+            order: The numbers that :func:`rankspawn.workers.server.run_worker` takes.
+            fds: Its descriptors.
+        """
+        with self._using:
+            self._tickets += 1
+            ticket = self._tickets
+            request = json.dumps({"ticket": ticket, "order": list(order)}).encode()
+            socket.send_fds(self._socket, [request], list(fds))
+            answer, received = self._receive()
+            while "pid" not in answer:
+                answer, received = self._receive()
+        if answer["error"]:
+            raise OSError(*answer["error"])
+        return WorkerPopen(answer["pid"], pidfd=received[0], status=lambda: self._status_of(ticket))
+
+    def stop(self) -> None:
+        """End the server; workers that it forked run on."""
+        self._socket.close()
+        self._process.wait()
+
+    def _status_of(self, ticket: int) -> int:
+        """The exit code of a worker that ended; waits for the server to reap it."""
+        with self._using:
+            while ticket not in self._statuses:
+                try:
+                    self._receive()
+                except OSError:
+                    return STATUS_LOST  # the server is gone, and with it the status
+            return self._statuses.pop(ticket)
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        """The next message; statuses are put aside for who asks for them."""
+        packet, fds, _, _ = socket.recv_fds(self._socket, _PACKET, 1)
+        if not packet:
+            raise ConnectionError(
+                "the fork server ended unexpectedly; the next start has a new one"
+            )
+        message: dict[str, Any] = json.loads(packet)
+        if "status" in message:
+            self._statuses[message["ticket"]] = message["status"]
+        return message, fds

@@ -1,0 +1,89 @@
+"""Whether a worker can import the main module again, and what it would find there.
+
+Functions of a script go to the workers by reference, as with ``multiprocessing``: the worker
+runs the script once more under the name ``__mp_main__``. That is not possible for a notebook,
+a REPL, ``python -c`` or standard input, and it does not define what the script only defines
+under its ``if __name__ == "__main__":``. Those go by value.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+
+@dataclass(frozen=True, slots=True)
+class MainOrigin:
+    """How a worker gets at the main module: by dotted name (``python -m``) or by path."""
+
+    name: str | None
+    path: str
+
+
+def find_main() -> MainOrigin | None:
+    """The origin of this process's main module; None if it cannot be imported again."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if main is None or not isinstance(path, str) or not os.path.isfile(path):
+        return None
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    # ``__main__.py`` of a package or folder has no guard as a rule, and so is never run again.
+    if name is None:
+        return MainOrigin(None, os.path.abspath(path)) if path.endswith((".py", ".pyw")) else None
+    return None if name.rpartition(".")[2] == "__main__" else MainOrigin(name, path)
+
+
+def names_defined_again(origin: MainOrigin) -> frozenset[str]:
+    """Names that a second run of the module binds, those under its guard excluded."""
+    try:
+        with open(origin.path, "rb") as source:
+            tree = ast.parse(source.read())
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    return frozenset(_bound_names(tree.body))
+
+
+def holds(module: ModuleType | None, qualname: str, obj: object) -> bool:
+    """True if looking up ``qualname`` in the module gives this very object."""
+    found: object = module
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+def _bound_names(body: Iterable[ast.stmt]) -> Iterator[str]:
+    for statement in body:
+        match statement:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                yield from ((alias.asname or alias.name).partition(".")[0] for alias in aliases)
+            case ast.If(test=test) if _asks_for_name(test):
+                yield from _bound_names(statement.orelse)
+            case _:
+                yield from _names_in_compound(statement)
+
+
+def _names_in_compound(statement: ast.stmt) -> Iterator[str]:
+    """Assignment targets, and what the blocks of if, for, with and try bind."""
+    for field in ast.iter_child_nodes(statement):
+        if isinstance(field, ast.ExceptHandler | ast.match_case):
+            yield from _bound_names(field.body)
+        elif isinstance(field, ast.stmt):
+            yield from _bound_names([field])
+        elif not isinstance(field, ast.Lambda):
+            yield from (
+                node.id
+                for node in ast.walk(field)
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            )
+
+
+def _asks_for_name(test: ast.expr) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))

@@ -1,0 +1,149 @@
+"""What became of a rank, read by the parent from the file in which the worker reports.
+
+``Outcome`` is plain data; :func:`classify` decides what counts as success (SPEC of the table in
+``docs/reference.md``), from the report, the exit code, and whether we stopped the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from rankspawn.workers.exceptions import unpack
+from rankspawn.workers.parcel import WORD, open_parcel, unpack_words
+from rankspawn.workers.report import EXITED, HEADER_WORDS, IN_FUNCTION, RAISED, RETURNED
+
+
+class End(Enum):
+    """How a rank ended."""
+
+    RETURNED = "returned"
+    RAISED = "raised"
+    EXITED = "called sys.exit"
+    DIED = "died"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The words of the report; all zero before the worker wrote any."""
+
+    stage: int
+    kind: int
+    when_ns: int
+    exit_code: int
+    table: int
+    text_offset: int
+    text_length: int
+
+    @property
+    def is_failure(self) -> bool:
+        """The worker itself reported a failure."""
+        return self.kind in (RAISED, EXITED)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one rank."""
+
+    rank: int
+    pid: int
+    end: End
+    exit_code: int
+    when_ns: int
+    reached_function: bool
+    # Set if the worker returned and then failed on its way out.
+    had_returned: bool = False
+
+    @property
+    def is_failure(self) -> bool:
+        """True for a failure of its own; a rank that we stopped is a victim."""
+        return self.end not in (End.RETURNED, End.STOPPED)
+
+
+def read_header(fd: int) -> Header:
+    """The report so far."""
+    words = unpack_words(os.pread(fd, HEADER_WORDS * WORD, 0))
+    return Header(*words, *[0] * (HEADER_WORDS - len(words)))
+
+
+def classify(
+    rank: int,
+    pid: int,
+    header: Header,
+    exit_code: int | None,
+    *,
+    seen_ns: int,
+    stopped_ns: int | None,
+) -> Outcome:
+    """Decide how a rank ended.
+
+    Args:
+        rank: Whose outcome.
+        pid: Of which process.
+        header: Its report.
+        exit_code: None if it reported a failure but still runs.
+        seen_ns: When its end was noticed, for those who could not report one.
+        stopped_ns: When we began to stop it, if we did before its end was noticed.
+    """
+    when = header.when_ns if header.kind else seen_ns
+    victim = stopped_ns is not None and when >= stopped_ns
+    returned = header.kind == RETURNED
+    if returned and (exit_code in (0, None) or stopped_ns is not None):
+        end = End.RETURNED
+    elif victim:
+        end = End.STOPPED
+    elif header.kind == RAISED:
+        end = End.RAISED
+    elif header.kind == EXITED:
+        end = End.EXITED
+    else:
+        end = End.DIED
+    # What the worker reported counts; the process may have been stopped on its way out.
+    reported = header.is_failure or exit_code is None
+    code = header.exit_code if reported else exit_code
+    reached = header.stage >= IN_FUNCTION
+    return Outcome(rank, pid, end, code, when, reached, had_returned=returned)
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What a worker left in its file, taken out of it so that the file can be closed.
+
+    Nothing is unpickled before somebody asks: that runs code of users' classes, and may fail.
+    """
+
+    text: str
+    pickled: tuple[bytes | memoryview, list[memoryview]] | None
+
+    def result(self) -> Any:
+        """The returned value; raises whatever unpickling raises."""
+        return self._load()
+
+    def exception(self) -> BaseException:
+        """The exception, or the nearest thing to it."""
+        return unpack(self._load())
+
+    def _load(self) -> Any:
+        if self.pickled is None:
+            raise LookupError("this rank reported nothing")
+        stream, buffers = self.pickled
+        return pickle.loads(stream, buffers=buffers)
+
+
+def take_remains(fd: int) -> Remains:
+    """Read the traceback (or the text given to ``sys.exit``), and map what was pickled."""
+    header = read_header(fd)
+    text = bytearray()
+    while header.kind and len(text) < header.text_length:
+        chunk = os.pread(fd, header.text_length - len(text), header.text_offset + len(text))
+        if not chunk:
+            break
+        text += chunk
+    return Remains(
+        text.decode("utf-8", "replace"),
+        open_parcel(fd, header.table) if header.kind and header.table else None,
+    )

@@ -1,0 +1,272 @@
+"""The task of a group, serialized once for all ranks.
+
+One anonymous file holds what every rank needs, and beside it each rank's own arguments. The
+descriptors that objects bring along (queues, pipes, shared tensors) are recorded per part, so
+that a pipe end meant for rank 0 is not also open in rank 1, where it would hide the end of file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import context, reduction
+from types import MethodDescriptorType, MethodType, ModuleType, WrapperDescriptorType
+from typing import Any
+
+from rankspawn.workers.culprit import find_culprit
+from rankspawn.workers.descriptors import Owned, anonymous_file
+from rankspawn.workers.inherited import ReceivedFd, SameFd
+from rankspawn.workers.main_module import MainOrigin, find_main, holds, names_defined_again
+from rankspawn.workers.parcel import write_parcel
+from rankspawn.workers.pickling import BY_REFERENCE, BY_VALUE, Rules, dump
+
+_ADVICE = (
+    "Create it inside the function, leave it out with __getstate__, "
+    'or use start_method="fork", which sends nothing.'
+)
+_SHARED_ADVICE = (
+    'Create it with multiprocessing.get_context("spawn"), whose objects can be shared under '
+    "every start method."
+)
+
+
+_PICKLE_KNOWS = (MethodType, MethodDescriptorType, WrapperDescriptorType, partial)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One pickle in the payload file, with the descriptors that it refers to."""
+
+    table: int
+    fds: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Payload:
+    """The file, and where each part of it begins."""
+
+    file: Owned
+    end: int
+    task: Part
+    own: tuple[Part, ...]
+    main: MainOrigin | None
+    duplicates: tuple[Owned, ...]
+
+    def add(self, value: Any) -> int:
+        """Add a value made of built-in types; return its table."""
+        table, self.end = write_parcel(
+            self.file.fileno(), self.end, lambda stream: dump(value, stream, Rules())
+        )
+        return table
+
+    def close(self) -> None:
+        """Let go of the file; workers that were started have it open themselves."""
+        for one in (self.file, *self.duplicates):
+            one.close()
+
+    def part_of(self, index: int) -> Part:
+        """A worker's own arguments; table 0 where workers have none."""
+        return self.own[index] if self.own else Part(0, ())
+
+
+def write_payload(
+    func: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    rank_args: Sequence[Sequence[Any]] | None,
+    inheritance: Inheritance,
+) -> Payload:
+    """Serialize the task for every rank.
+
+    Raises:
+        TypeError: Something cannot be pickled; the message names the path to it.
+    """
+    file = Owned(anonymous_file("rankspawn-payload"))
+    rules = SendingRules(inheritance)
+    names = {"func": func, "args": tuple(args), "kwargs": dict(kwargs)}
+    task, end = _write_part(file, 0, tuple(names.values()), rules, names)
+    rules.first_place = len(task.fds)
+    own: list[Part] = []
+    for rank, extra in enumerate(rank_args or ()):
+        part, end = _write_part(file, end, extra, rules, {f"rank_args[{rank}]": extra})
+        own.append(part)
+    main = rules.main if rules.main_is_needed else None
+    return Payload(file, end, task, tuple(own), main, inheritance.duplicates)
+
+
+class Inheritance:
+    """Stands for "a process is being started" while multiprocessing's objects are pickled.
+
+    Locks, queues and connections refuse to be pickled at any other moment. The descriptors
+    that they want in the worker are recorded. What stands for one in the pickle depends on the
+    start method: its number (spawn), or its place among those that are sent (forkserver).
+    """
+
+    def __init__(self, *, by_place: bool) -> None:
+        self._by_place = by_place
+        self._first_place = 0
+        self._fds: list[int] = []
+        self._duplicates: list[Owned] = []
+        self._taken: set[int] = set()
+        # multiprocessing calls DupFd(duplicate_for_child(fd)).
+        self.DupFd = ReceivedFd if by_place else SameFd
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Record a descriptor; what it returns goes into the pickle."""
+        if fd in self._taken:
+            # Each user of a descriptor closes it, so a second user needs one of its own.
+            copy = Owned(os.dup(fd))
+            self._duplicates.append(copy)
+            fd = copy.fileno()
+        self._taken.add(fd)
+        self._fds.append(fd)
+        return self._first_place + len(self._fds) - 1 if self._by_place else fd
+
+    def begin_part(self, first_place: int) -> None:
+        """Start recording for one part; what an unfinished attempt recorded is forgotten."""
+        self._taken.difference_update(self._fds)
+        self._first_place = first_place
+        self._fds = []
+
+    def finish_part(self) -> tuple[int, ...]:
+        """The descriptors of the part."""
+        fds, self._fds = tuple(self._fds), []
+        return fds
+
+    @property
+    def duplicates(self) -> tuple[Owned, ...]:
+        """Copies made on the way; to be kept open until the workers are started."""
+        return tuple(self._duplicates)
+
+
+@dataclass
+class SendingRules(Rules):
+    """What goes to a worker by reference: whatever the worker can import."""
+
+    inheritance: Inheritance
+    first_place: int = 0
+    main: MainOrigin | None = field(default_factory=find_main)
+    main_is_needed: bool = False
+    _names_in_main: frozenset[str] | None = None
+    _importable: dict[str, bool] = field(default_factory=dict)
+    _registered: list[ModuleType] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        # What multiprocessing and torch registered for sharing with a starting process. Methods
+        # and partials, which it registers as well, go without: pickle knows them by now, and
+        # its way would have every worker import multiprocessing.
+        pickler: Any = reduction.ForkingPickler
+        registered: dict[type, Any] = pickler._extra_reducers
+        self.reducers = {
+            kind: reduce for kind, reduce in registered.items() if kind not in _PICKLE_KNOWS
+        }
+
+    def begin(self) -> None:
+        """Called before each attempt."""
+        self.inheritance.begin_part(self.first_place)
+
+    def end(self) -> None:
+        """Called after the last attempt."""
+        if self._registered:
+            import cloudpickle
+
+            while self._registered:
+                cloudpickle.unregister_pickle_by_value(self._registered.pop())
+
+    def verdict(self, obj: Any) -> str | None:
+        """By value for what a worker could not import; None for what it can."""
+        name, qualname = str(getattr(obj, "__module__", None)), obj.__qualname__
+        if name == "builtins":
+            return None
+        module = sys.modules.get(name)
+        if module is None or not holds(module, qualname, obj):
+            return BY_VALUE
+        if name in ("__main__", "__mp_main__"):
+            return self._verdict_for_main(qualname)
+        if self._worker_can_import(name):
+            return None
+        self._send_by_value(module)
+        return BY_VALUE
+
+    def _verdict_for_main(self, qualname: str) -> str:
+        if self.main is None:
+            return BY_VALUE
+        if self._names_in_main is None:
+            self._names_in_main = names_defined_again(self.main)
+        if qualname.partition(".")[0] not in self._names_in_main:
+            return BY_VALUE
+        self.main_is_needed = True
+        return BY_REFERENCE
+
+    def _worker_can_import(self, name: str) -> bool:
+        known = self._importable.get(name)
+        if known is None:
+            known = self._importable[name] = _is_importable(name)
+        return known
+
+    def _send_by_value(self, module: ModuleType) -> None:
+        import cloudpickle
+
+        if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
+            cloudpickle.register_pickle_by_value(module)
+            self._registered.append(module)
+
+
+def _is_importable(name: str) -> bool:
+    """True if an import of this name, in a fresh process, finds the module that is loaded here.
+
+    False for modules that were made in memory or loaded from a path (configuration files,
+    pytest's importlib mode).
+    """
+    top, _, _ = name.partition(".")
+    if top in sys.stdlib_module_names:
+        return True
+    module = sys.modules[name]
+    parent = sys.modules.get(name.rpartition(".")[0])
+    try:
+        spec = _find_spec(name, getattr(parent, "__path__", None))
+    except Exception:
+        return True
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    origin = origin or getattr(module, "__file__", None)
+    return spec is not None and (origin is None or origin == spec.origin)
+
+
+def _find_spec(name: str, path: Sequence[str] | None) -> Any:
+    for finder in sys.meta_path:
+        spec = finder.find_spec(name, path)
+        if spec is not None:
+            return spec
+    return None
+
+
+def _write_part(
+    file: Owned, offset: int, value: Any, rules: SendingRules, names: Mapping[str, Any]
+) -> tuple[Part, int]:
+    before = context.get_spawning_popen()
+    spawning: Any = rules.inheritance  # it has what is used of a Popen while pickling
+    context.set_spawning_popen(spawning)
+    try:
+        table, end = write_parcel(file.fileno(), offset, lambda stream: dump(value, stream, rules))
+        return Part(table, rules.inheritance.finish_part()), end
+    except Exception as error:
+        raise _explain(error, names, rules) from error
+    finally:
+        context.set_spawning_popen(before)
+
+
+def _explain(error: Exception, names: Mapping[str, Any], rules: SendingRules) -> TypeError:
+    """The error that names the culprit; ``names`` maps how users call the parts to the parts."""
+    for name, value in names.items():
+        found = find_culprit(value, name, rules)
+        if found is not None:
+            path, culprit, reason = found
+            kind = type(culprit)
+            advice = _SHARED_ADVICE if kind.__module__.startswith("multiprocessing") else _ADVICE
+            return TypeError(
+                f"{path} cannot be sent to a worker: {kind.__name__} object: {reason}. {advice}"
+            )
+    return TypeError(f"func and its arguments cannot be sent to a worker: {error}")

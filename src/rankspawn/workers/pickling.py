@@ -1,0 +1,137 @@
+"""Pickling what users pass: by reference where it can, by value where it must.
+
+Runs on both sides: the parent pickles the task, a worker pickles its result. The plain pickler
+is tried first, so that neither side imports cloudpickle (45 ms) for payloads that need none.
+If the plain one meets something that only goes by value, the whole object is pickled again
+with cloudpickle: pickling only that part by value would break references shared with the rest.
+"""
+
+from __future__ import annotations
+
+import copyreg
+
+try:
+    from _pickle import Pickler as _PlainPickler
+    from _pickle import PicklingError
+except ImportError:  # an interpreter without the C accelerator
+    from pickle import Pickler as _PlainPickler
+    from pickle import PicklingError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import pickle
+    from collections.abc import Callable, Mapping
+    from typing import Any, BinaryIO, ClassVar
+
+PROTOCOL = 5
+# What picklers raise for an object they cannot take. RecursionError: nested too deep.
+CANNOT_PICKLE = (PicklingError, TypeError, AttributeError, ValueError, RecursionError)
+# Smaller buffers are cheaper in the stream than in pages of their own.
+OUT_OF_BAND = 64 * 1024
+BY_REFERENCE = "by reference"
+BY_VALUE = "by value"
+_FUNCTION = type(lambda: None)
+
+
+class ByValueNeeded(Exception):
+    """The plain pickler met a function or class that has to go by value."""
+
+
+class Rules:
+    """How one side pickles; as they stand here they suit a worker's result.
+
+    A worker may refer to whatever it imported, because the parent can import it too; what
+    cannot be found by its name fails in the plain pickler, and then goes by value.
+    """
+
+    # Asked about every function and class; a verdict of None leaves it to the pickler.
+    verdict: Callable[[Any], str | None] | None = None
+    # Reducers beside copyreg's: multiprocessing's own, for what a starting process inherits.
+    reducers: Mapping[type, Callable[[Any], Any]] | None = None
+
+    def begin(self) -> None:
+        """Called before each attempt; forget what the last one recorded."""
+
+    def end(self) -> None:
+        """Called after the last attempt, however it ended."""
+
+
+def dump(obj: Any, stream: BinaryIO, rules: Rules) -> list[memoryview]:
+    """Pickle ``obj`` into a seekable file; return the large buffers that were left out.
+
+    Raises:
+        One of ``CANNOT_PICKLE``, or what an object's own ``__reduce__`` raised.
+    """
+    start = stream.tell()
+    try:
+        rules.begin()
+        try:
+            return _attempt(_plain_pickler, obj, stream, rules)
+        except (ByValueNeeded, *CANNOT_PICKLE):
+            stream.seek(start)
+            stream.truncate()
+        rules.begin()
+        return _attempt(_cloud_pickler, obj, stream, rules)
+    finally:
+        rules.end()
+
+
+def _attempt(
+    make_pickler: Callable[..., Any], obj: Any, stream: BinaryIO, rules: Rules
+) -> list[memoryview]:
+    left_out: list[memoryview] = []
+
+    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous: pickle copies it into the stream
+            return True
+        if raw.nbytes < OUT_OF_BAND:
+            return True
+        left_out.append(raw)
+        return False
+
+    make_pickler(stream, keep_in_band, rules).dump(obj)
+    return left_out
+
+
+class _CheckingPickler(_PlainPickler):
+    """Plain pickle that stops at the first thing which has to go by value."""
+
+    verdict: Callable[[Any], str | None]
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (type, _FUNCTION)) and self.verdict(obj) is BY_VALUE:
+            raise ByValueNeeded
+        return NotImplemented
+
+
+def _plain_pickler(stream: BinaryIO, buffer_callback: Any, rules: Rules) -> Any:
+    kind = _PlainPickler if rules.verdict is None else _CheckingPickler
+    pickler: Any = kind(stream, PROTOCOL, buffer_callback=buffer_callback)
+    if rules.verdict is not None:
+        pickler.verdict = rules.verdict
+    if rules.reducers:
+        pickler.dispatch_table = {**copyreg.dispatch_table, **rules.reducers}
+    return pickler
+
+
+def _cloud_pickler(stream: BinaryIO, buffer_callback: Any, rules: Rules) -> Any:
+    import cloudpickle
+
+    verdict = rules.verdict
+
+    class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+        # Of the class, because pickle reads it while the pickler is being made.
+        dispatch_table: ClassVar[Any] = {
+            **cloudpickle.Pickler.dispatch_table,
+            **(rules.reducers or {}),
+        }
+
+        def reducer_override(self, obj: Any) -> Any:
+            known = isinstance(obj, (type, _FUNCTION))
+            if known and verdict is not None and verdict(obj) is BY_REFERENCE:
+                return NotImplemented  # cloudpickle would send a script's functions by value
+            return super().reducer_override(obj)
+
+    return CloudPickler(stream, PROTOCOL, buffer_callback=buffer_callback)

@@ -1,0 +1,107 @@
+"""One worker as a multiprocessing process: started here, signalled and reaped here.
+
+The sentinel is a pidfd. multiprocessing's own is a pipe whose other end the worker's children
+inherit, so it does not fire while one of them lives; and signals through a pidfd cannot hit a
+stranger who got the same process id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+
+from rankspawn.workers.descriptors import Owned, above_stdio
+
+# What a process is said to have exited with if somebody else collected its status.
+STATUS_LOST = 255
+
+
+class RankProcess(BaseProcess):
+    """The process of one rank; ``is_alive``, ``exitcode``, ``join`` and the rest as usual."""
+
+    _start_method = None  # multiprocessing then leaves a forked worker's default as it is
+
+    def __init__(self, rank: int, launch: Callable[[RankProcess], WorkerPopen], daemon: bool):
+        super().__init__(name=f"rank-{rank}", daemon=daemon)
+        self.rank = rank
+        # BaseProcess.start() calls this with the process, and keeps what it returns.
+        self._Popen = launch
+        # What a forked worker runs in place of a target.
+        self.body: Callable[[], int] = int
+
+    def run(self) -> None:
+        """Runs in a forked worker."""
+        raise SystemExit(self.body())
+
+    @property
+    def popen(self) -> WorkerPopen:
+        """The started process."""
+        popen: WorkerPopen = self._popen  # type: ignore[attr-defined]  # BaseProcess sets it
+        return popen
+
+
+class WorkerPopen:
+    """A started worker: our own child, or a fork server's, whose status the server tells."""
+
+    def __init__(
+        self, pid: int, *, pidfd: int = -1, status: Callable[[], int] | None = None
+    ) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._reaping = threading.Lock()
+        self._pidfd = Owned(above_stdio(os.pidfd_open(pid) if pidfd < 0 else pidfd))
+        self._collect_status = status or self._reap
+        self.sentinel = self._pidfd.fileno()
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        """The exit code, minus the number for a signal; None while it runs."""
+        return self.wait(0.0 if flag & os.WNOHANG else None)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for the end, and reap; None if the time ran out first."""
+        if self.returncode is None and _is_readable(self.sentinel, timeout):
+            with self._reaping:
+                if self.returncode is None:
+                    self.returncode = self._collect_status()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; nothing happens if the process ended."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.sentinel, number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def interrupt(self) -> None:
+        """Send SIGINT."""
+        self.send_signal(signal.SIGINT)
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        self._pidfd.close()
+
+    def _reap(self) -> int:
+        try:
+            _, status = os.waitpid(self.pid, 0)
+        except ChildProcessError:
+            # SIGCHLD is ignored in this program, or something waited for every child.
+            return STATUS_LOST
+        return os.waitstatus_to_exitcode(status)
+
+
+def _is_readable(fd: int, timeout: float | None) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if timeout is None else max(0.0, timeout) * 1000))

@@ -1,0 +1,129 @@
+"""The worker's side of its outcome: a file that the parent made, and reads after the end.
+
+A file has no size limit, no reader to wait for, and survives the worker's death; a pipe blocks
+the worker once 64 KiB are in it. The first page is a header::
+
+    word 0  stage: how far the worker came
+    word 1  kind: how it ended; written last, so what is not whole does not count
+    word 2  when, in nanoseconds of the system-wide monotonic clock
+    word 3  exit code
+    word 4  table of a parcel: the result, or what is known of the exception
+    word 5  text: offset
+    word 6  text: length
+
+Runs in the worker, and is imported before anything else: nothing heavy at the top.
+"""
+
+from __future__ import annotations
+
+import _signal
+import os
+import time
+
+from rankspawn.workers.parcel import PAGE, WORD, pack_words, write_parcel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+STARTED, IN_FUNCTION = 1, 2
+RETURNED, RAISED, EXITED = 1, 2, 3
+HEADER_WORDS = 7
+# Stacks are written far behind everything else; the file is sparse, so the gap costs nothing.
+STACKS_AT = 1 << 40
+# A real-time signal: programs use none of these, while SIGUSR1 and 2 mean preemption to many.
+STACKS_SIGNAL = getattr(_signal, "SIGRTMAX", 0) and _signal.SIGRTMAX - 2
+_ONE = (1).to_bytes(8, "little")
+
+
+class Report:
+    """Writes one rank's outcome."""
+
+    def __init__(self, fd: int, failure_event: int) -> None:
+        self._fd = fd
+        self._failure_event = failure_event
+        self._end = PAGE
+
+    def stage(self, stage: int) -> None:
+        """Say how far the worker came."""
+        self._put(0, [stage])
+
+    def open_for_stacks(self) -> int:
+        """A descriptor with a position of its own, for faulthandler to write to."""
+        fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC)
+        os.lseek(fd, STACKS_AT, os.SEEK_SET)
+        return fd
+
+    def returned(self, value: Any) -> None:
+        """Keep the result.
+
+        Raises:
+            TypeError: It cannot be pickled; the message names the path to the culprit.
+        """
+        self._commit(RETURNED, self._pickle_result(value), code=0, text="")
+
+    def exited(self, code: int, text: str) -> None:
+        """Keep the code and text of a ``sys.exit`` that was no success."""
+        self._commit(EXITED, 0, code, text)
+        self._wake_parent()
+
+    def raised(self, error: BaseException, text: str) -> None:
+        """Keep the traceback's text, then whatever can be kept of the exception itself.
+
+        In this order because pickling runs code of the exception's class, and that may kill us.
+        """
+        from rankspawn.workers.exceptions import pack, summarize
+
+        table = self._pickle_plainly(summarize(error))
+        self._commit(RAISED, table, code=1, text=text)
+        self._put(4, [self._pickle_plainly(pack(error))])
+        self._wake_parent()
+
+    def _pickle_result(self, value: Any) -> int:
+        from rankspawn.workers.pickling import Rules, dump
+
+        rules = Rules()
+        try:
+            table, self._end = write_parcel(
+                self._fd, self._end, lambda stream: dump(value, stream, rules)
+            )
+        except Exception as error:
+            from rankspawn.workers.culprit import find_culprit
+
+            path, culprit, reason = find_culprit(value, "result", rules) or ("result", value, error)
+            raise TypeError(
+                f"{path} cannot be sent back to the parent: "
+                f"{type(culprit).__name__} object: {reason}"
+            ) from None
+        return table
+
+    def _pickle_plainly(self, value: Any) -> int:
+        """For values made of built-in types only."""
+        from rankspawn.workers.pickling import Rules, dump
+
+        table, self._end = write_parcel(
+            self._fd, self._end, lambda stream: dump(value, stream, Rules())
+        )
+        return table
+
+    def _commit(self, kind: int, table: int, code: int, text: str) -> None:
+        when = time.monotonic_ns()
+        data = text.encode("utf-8", "backslashreplace")
+        offset = self._end
+        while data:
+            done = os.pwrite(self._fd, data, self._end)
+            self._end += done
+            data = data[done:]
+        # Codes may be negative or huge (sys.exit takes any int); the system keeps 8 bits.
+        self._put(2, [when, code & 0xFF, table, offset, self._end - offset])
+        self._put(1, [kind])
+
+    def _put(self, word: int, values: list[int]) -> None:
+        os.pwrite(self._fd, pack_words(values), word * WORD)
+
+    def _wake_parent(self) -> None:
+        """Tell the parent now: this worker may still take long to end (threads, atexit)."""
+        try:  # noqa: SIM105 - contextlib is one more import in every worker
+            os.write(self._failure_event, _ONE)
+        except OSError:  # it notices at our end at the latest
+            pass

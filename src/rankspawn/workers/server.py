@@ -1,0 +1,139 @@
+"""The fork server's own side: import, then fork on request, and tell how each worker ended.
+
+Runs in the server, and after a fork in the worker. See ``forkserver`` for the protocol.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NoReturn
+
+from rankspawn.workers import inherited
+from rankspawn.workers.child import load, load_task, run_exit_handlers, work
+from rankspawn.workers.report import Report
+
+# The system passes at most 253 descriptors with one packet.
+MOST_FDS = 253
+_PACKET = 1 << 16
+_LONGEST_ERROR = 30_000
+
+
+def main() -> None:
+    """Entry point: the socket's number and the modules are in ``sys.argv``."""
+    requests = socket.socket(fileno=int(sys.argv[2]))
+    modules = sys.argv[3:]
+    # Ctrl-C reaches the whole foreground group; this process ends with its parent instead.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    error = _preload(modules)
+    _answer(requests, {"error": error} if error else {})
+    if not error:
+        _serve(requests)
+
+
+def _preload(modules: list[str]) -> str | None:
+    """Import the modules; the traceback of the first that fails."""
+    for module in modules:
+        try:
+            import_module(module)
+        except BaseException:
+            import traceback
+
+            text = traceback.format_exc()[-_LONGEST_ERROR:]
+            return f"preload={module!r} failed in the fork server:\n{text}"
+    return None
+
+
+def _serve(requests: socket.socket) -> None:
+    """Until the parent is gone."""
+    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler there is no wake-up
+    tickets: dict[int, int] = {}
+    poller = select.poll()
+    poller.register(requests, select.POLLIN)
+    poller.register(woken, select.POLLIN)
+    while True:
+        ready = dict(poller.poll())
+        if woken in ready:
+            os.read(woken, _PACKET)
+            _tell_statuses(requests, tickets)
+        if requests.fileno() in ready and not _take_request(requests, tickets):
+            return
+
+
+def _take_request(requests: socket.socket, tickets: dict[int, int]) -> bool:
+    """Fork one worker; False at the end of the connection."""
+    packet, fds, _, _ = socket.recv_fds(requests, _PACKET, MOST_FDS)
+    if not packet:
+        return False
+    request = json.loads(packet)
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _answer(requests, {"pid": 0, "error": [error.errno, error.strerror]})
+    else:
+        if pid == 0:
+            requests.close()
+            _run_worker(request["order"], fds)
+        tickets[pid] = request["ticket"]
+        pidfd = os.pidfd_open(pid)
+        _answer(requests, {"pid": pid, "error": None}, [pidfd])
+        os.close(pidfd)
+    for fd in fds:
+        os.close(fd)
+    return True
+
+
+def _tell_statuses(requests: socket.socket, tickets: dict[int, int]) -> None:
+    while tickets:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        ticket = tickets.pop(pid, None)
+        if ticket is not None:
+            code = os.waitstatus_to_exitcode(status)
+            _answer(requests, {"ticket": ticket, "status": code})
+
+
+def _run_worker(order: list[int], fds: list[int]) -> NoReturn:
+    """Runs in the worker: become it, and leave without running the server's code again."""
+    code = 1
+    try:
+        # Blocked until the worker can report it; see child.work.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        outcome, event, payload, tracker, *inherited.received[:] = fds
+        rank, environ, *tables = order
+        report = Report(outcome, event)
+        code = work(report, lambda: _become(rank, payload, environ, tracker, tables))
+        run_exit_handlers()
+    finally:
+        os._exit(code)
+
+
+def _become(
+    rank: int, payload: int, environ: int, tracker: int, tables: list[int]
+) -> Callable[[], Any]:
+    variables: dict[str, str] = load(payload, environ)
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    os.environ.update(variables)
+    setting, task, own = tables
+    return load_task(rank, payload, setting, task, own, tracker)
+
+
+def _answer(requests: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    # If the parent is gone, the next read says so.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        socket.send_fds(requests, [json.dumps(message).encode()], fds or [])

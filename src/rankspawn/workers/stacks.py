@@ -1,0 +1,77 @@
+"""Where every rank is: Python stacks, written by the workers on a signal.
+
+faulthandler writes them from C, also while a rank holds the GIL in C code. A signal handler
+cannot say when it is done, so the parent looks until nothing is added any more.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rankspawn.workers.outcome import read_header
+from rankspawn.workers.report import STACKS_AT, STACKS_SIGNAL, STARTED
+
+if TYPE_CHECKING:
+    from rankspawn.workers.group import WorkerGroup
+
+# A dump takes a millisecond; a rank on a loaded machine may have to wait for a CPU first.
+_AT_MOST_SECONDS = 2.0
+_LOOK_SECONDS = 0.01
+NO_ANSWER = "(no answer: the process is stopped, or its interpreter has not started)\n"
+
+
+def collect_stacks(group: WorkerGroup) -> dict[int, str]:
+    """Rank to the stacks of all its threads, for the ranks that run."""
+    asked: dict[int, tuple[int, int]] = {}
+    stacks: dict[int, str] = {}
+    for at in sorted(group.sentinels.values()):
+        worker = group.workers[at]
+        fd = worker.outcome.fileno()
+        stacks[worker.rank] = NO_ANSWER
+        if read_header(fd).stage >= STARTED:
+            asked[worker.rank] = (fd, _size(fd))
+            worker.process.popen.send_signal(STACKS_SIGNAL)
+    _wait_until_written(asked)
+    for rank, (fd, start) in asked.items():
+        text = os.pread(fd, _size(fd) - start, start).decode("utf-8", "replace")
+        stacks[rank] = text or NO_ANSWER
+    return stacks
+
+
+def describe_stacks(stacks: Mapping[int, str]) -> str:
+    """All stacks, those first that differ from what most ranks do."""
+    places = {rank: _place(text) for rank, text in stacks.items()}
+    common, count = Counter(places.values()).most_common(1)[0] if places else ("", 0)
+    odd = [rank for rank, place in places.items() if place != common]
+    lines: list[str] = []
+    if odd and count > len(places) / 2:
+        names = ", ".join(str(rank) for rank in odd)
+        lines.append(f"rank {names} differs from the other {count}, look there first:")
+    for rank in sorted(stacks, key=lambda one: (one not in odd, one)):
+        lines.append(f"--- rank {rank} ---\n{stacks[rank].rstrip()}")
+    return "\n".join(lines)
+
+
+def _place(text: str) -> str:
+    """The stack without what always differs: thread numbers."""
+    return "\n".join(line for line in text.splitlines() if line.lstrip().startswith("File "))
+
+
+def _wait_until_written(asked: Mapping[int, tuple[int, int]]) -> None:
+    deadline = time.monotonic() + _AT_MOST_SECONDS
+    before: list[int] = []
+    while asked and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        sizes = [_size(fd) for fd, _ in asked.values()]
+        begun = all(size > start for size, (_, start) in zip(sizes, asked.values(), strict=True))
+        if begun and sizes == before:
+            return
+        before = sizes
+
+
+def _size(fd: int) -> int:
+    return max(STACKS_AT, os.fstat(fd).st_size)

@@ -1,0 +1,297 @@
+"""Starting the workers of a group: all of them, or none.
+
+Each start method is one function that takes a rank's orders and returns a started process::
+
+    spawn       a fresh interpreter, with its environment in place before it starts
+    fork        a copy of this process; nothing is pickled
+    forkserver  a copy of a clean server process that imported the ``preload`` modules
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_start_method, resource_tracker
+from multiprocessing import process as mp_process
+from typing import Any, NoReturn, Protocol
+
+from rankspawn.workers.child import run_exit_handlers, work
+from rankspawn.workers.descriptors import Owned, anonymous_file
+from rankspawn.workers.forkserver import get_server
+from rankspawn.workers.interpreter import command
+from rankspawn.workers.payload import Inheritance, Payload, write_payload
+from rankspawn.workers.process import RankProcess, WorkerPopen
+from rankspawn.workers.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every rank calls: ``func(*args, *rank_args[rank], **kwargs)``."""
+
+    func: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    rank_args: Sequence[Sequence[Any]] | None = None
+
+    def bind(self, local_rank: int) -> Callable[[], Any]:
+        """The call of one rank, where nothing has to be sent."""
+        own = self.rank_args[local_rank] if self.rank_args is not None else ()
+        return lambda: self.func(*self.args, *own, **self.kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A started rank, and the file in which it reports."""
+
+    rank: int
+    process: RankProcess
+    outcome: Owned
+
+
+@dataclass(frozen=True, slots=True)
+class StartSettings:
+    """How the workers of a group are started."""
+
+    start_method: str = "spawn"
+    daemon: bool = False
+    preload: tuple[str, ...] = ()
+
+
+def start_workers(
+    task: Task,
+    environments: Sequence[Mapping[str, str | None]],
+    settings: StartSettings,
+    failure_event: Owned,
+    *,
+    first_rank: int = 0,
+) -> list[Worker]:
+    """Start one worker per environment.
+
+    Args:
+        task: What they run.
+        environments: For each rank the changes to this process's environment; None removes.
+        settings: How to start.
+        failure_event: An eventfd that a failing worker writes to.
+        first_rank: The rank of the first one; others follow.
+
+    Raises:
+        TypeError: The task cannot be sent to a worker; nothing was started.
+        OSError: A process could not be started; those before it were killed.
+    """
+    launcher = _LAUNCHERS[settings.start_method](task, settings, failure_event)
+    started: list[Worker] = []
+    try:
+        with _sigint_blocked():
+            for index, changes in enumerate(environments):
+                rank = first_rank + index
+                outcome = Owned(anonymous_file(f"rankspawn-outcome-{rank}"))
+                launch = partial(launcher.launch, order=Order(rank, index, changes, outcome))
+                process = RankProcess(rank, launch, settings.daemon)
+                process.start()
+                started.append(Worker(rank, process, outcome))
+    except BaseException:
+        kill_started(started)
+        raise
+    finally:
+        launcher.close()
+    return started
+
+
+def kill_started(started: Sequence[Worker]) -> None:
+    """End the workers of a start that failed half-way."""
+    for worker in started:
+        worker.process.popen.kill()
+    for worker in started:
+        worker.process.popen.wait()
+        worker.process.popen.close()
+        worker.outcome.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one worker is started with."""
+
+    rank: int
+    index: int
+    changes: Mapping[str, str | None]
+    outcome: Owned
+
+    def environment(self) -> dict[str, str]:
+        """All of its environment."""
+        merged = {**os.environ, **self.changes}
+        return {name: value for name, value in merged.items() if value is not None}
+
+
+class _Launcher(Protocol):
+    def __init__(self, task: Task, settings: StartSettings, failure_event: Owned, /) -> None: ...
+
+    def launch(self, process: RankProcess, /, order: Order) -> WorkerPopen: ...
+
+    def close(self) -> None: ...
+
+
+class _ForkLauncher:
+    """A copy of this process; nothing is pickled."""
+
+    def __init__(self, task: Task, _: StartSettings, failure_event: Owned) -> None:
+        self._task = task
+        self._failure_event = failure_event
+
+    def launch(self, process: RankProcess, order: Order) -> WorkerPopen:
+        # A forked child closes what the parent owns, so it gets copies of its own.
+        outcome, event = os.dup(order.outcome.fileno()), os.dup(self._failure_event.fileno())
+        try:
+            process.body = lambda: work(Report(outcome, event), lambda: self._become(order))
+            # What is still buffered would be printed by every worker once more.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            pid = os.fork()
+            if pid == 0:
+                _run_and_exit(process)
+            return WorkerPopen(pid)
+        finally:
+            os.close(outcome)
+            os.close(event)
+
+    def close(self) -> None:
+        pass
+
+    def _become(self, order: Order) -> Callable[[], Any]:
+        """Runs in the worker."""
+        for name, value in order.changes.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        return self._task.bind(order.index)
+
+
+class _SpawnLauncher:
+    """A fresh interpreter, with its environment in place before it starts."""
+
+    by_place = False
+
+    def __init__(self, task: Task, settings: StartSettings, failure_event: Owned) -> None:
+        self._failure_event = failure_event.fileno()
+        self._payload = write_payload(
+            task.func,
+            task.args,
+            task.kwargs,
+            task.rank_args,
+            Inheritance(by_place=self.by_place),
+        )
+        self._tables = (
+            self._payload.add(_setting_of_parent(self._payload, settings.daemon)),
+            self._payload.task.table,
+        )
+        self._tracker = _tracker_fd()
+
+    def launch(self, _: RankProcess, order: Order) -> WorkerPopen:
+        own = self._payload.part_of(order.index)
+        outcome, payload = order.outcome.fileno(), self._payload.file.fileno()
+        numbers = (
+            *(outcome, self._failure_event, order.rank, payload),
+            *(*self._tables, own.table, self._tracker),
+        )
+        child = subprocess.Popen(
+            command("rankspawn.workers.child", [f"rankspawn-worker-{order.rank}", *numbers]),
+            env=order.environment(),
+            pass_fds=(
+                *(outcome, self._failure_event, payload, self._tracker),
+                *(*self._payload.task.fds, *own.fds),
+            ),
+        )
+        # It is reaped through WorkerPopen; this keeps subprocess from waiting for it as well.
+        child.returncode = 0
+        return WorkerPopen(child.pid)
+
+    def close(self) -> None:
+        self._payload.close()
+
+
+class _ForkserverLauncher(_SpawnLauncher):
+    """A copy of a clean server process that imported the ``preload`` modules."""
+
+    by_place = True
+
+    def __init__(self, task: Task, settings: StartSettings, failure_event: Owned) -> None:
+        super().__init__(task, settings, failure_event)
+        try:
+            self._server = get_server(settings.preload, os.environ)
+        except BaseException:
+            self.close()
+            raise
+
+    def launch(self, _: RankProcess, order: Order) -> WorkerPopen:
+        own = self._payload.part_of(order.index)
+        environ = self._payload.add(order.environment())
+        return self._server.fork(
+            (order.rank, environ, *self._tables, own.table),
+            (
+                *(order.outcome.fileno(), self._failure_event, self._payload.file.fileno()),
+                *(self._tracker, *self._payload.task.fds, *own.fds),
+            ),
+        )
+
+
+_LAUNCHERS: dict[str, type[_Launcher]] = {
+    "spawn": _SpawnLauncher,
+    "fork": _ForkLauncher,
+    "forkserver": _ForkserverLauncher,
+}
+
+
+def _tracker_fd() -> int:
+    """Multiprocessing's resource tracker, which workers share with their parent."""
+    fd = resource_tracker.getfd()
+    assert fd is not None, "getfd() starts the tracker"
+    return fd
+
+
+def _setting_of_parent(payload: Payload, daemon: bool) -> dict[str, Any]:
+    """What ``child.prepare`` takes over in a worker."""
+    current = mp_process.current_process()
+    main = payload.main
+    return {
+        "path": [os.getcwd() if entry == "" else entry for entry in sys.path],
+        "argv": list(sys.argv),
+        "main": None if main is None else (main.name, main.path),
+        "multiprocessing": {
+            "name": "rank-{rank}",
+            "authkey": bytes(current.authkey),
+            "daemon": daemon,
+            "parent_pid": os.getpid(),
+            "parent_name": current.name,
+            "start_method": get_start_method(allow_none=True),
+        },
+    }
+
+
+def _run_and_exit(process: RankProcess) -> NoReturn:
+    """Runs in a forked worker: what the parent registered for its own exit is not run here."""
+    code = 1
+    # What multiprocessing's own start methods call; it ends in process.run().
+    bootstrap: Callable[[], int] = getattr(process, "_bootstrap")  # noqa: B009 - private
+    try:
+        atexit._clear()
+        code = bootstrap()
+        run_exit_handlers()
+    finally:
+        os._exit(code)
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Workers start with SIGINT blocked, until they can take it without a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,61 @@
+"""Stopping a group: SIGTERM, one shared grace period, SIGKILL, reap."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankspawn.workers.group import WorkerGroup
+    from rankspawn.workers.start import Worker
+
+logger = logging.getLogger(__name__)
+
+# How long a rank that reported its failure may take to leave before it gets SIGTERM, too: its
+# exit handlers run now, but a thread or a handler that hangs must not hold the group.
+LEAVE_SECONDS = 1.0
+# How long a killed process may take to go. It is killed already; only the kernel can delay
+# it, e.g. in an uninterruptible read from a network file system.
+REAP_SECONDS = 5.0
+
+
+def stop_workers(group: WorkerGroup, grace: float) -> None:
+    """End all workers of the group, the stubborn ones by force."""
+    deadline = time.monotonic() + grace
+    try:
+        # Ranks that reported are on their way out by themselves, and may still save something.
+        leaving = [group.workers[at] for at in group.sentinels.values() if at in group.outcomes]
+        _terminate(one for one in _running(group) if one not in leaving)
+        group.wait(lambda: group.all_ended, min(deadline, time.monotonic() + LEAVE_SECONDS))
+        _terminate(one for one in _running(group) if one in leaving)
+        group.wait(lambda: group.all_ended, deadline)
+    finally:
+        _kill(group, grace)
+
+
+def _terminate(workers: Iterable[Worker]) -> None:
+    for worker in workers:
+        worker.process.popen.terminate()
+        # A stopped process acts on SIGTERM only when it goes on.
+        worker.process.popen.send_signal(signal.SIGCONT)
+
+
+def _kill(group: WorkerGroup, grace: float) -> None:
+    for worker in _running(group):
+        logger.warning(
+            "rank %d (pid %d) did not end within %.1f s of SIGTERM; now SIGKILL",
+            worker.rank,
+            worker.process.popen.pid,
+            grace,
+        )
+        worker.process.popen.kill()
+    if not group.wait(lambda: group.all_ended, time.monotonic() + REAP_SECONDS):
+        left = [f"rank {one.rank} (pid {one.process.popen.pid})" for one in _running(group)]
+        logger.error("%s cannot be reaped %.0f s after SIGKILL", ", ".join(left), REAP_SECONDS)
+
+
+def _running(group: WorkerGroup) -> list[Worker]:
+    return [group.workers[at] for at in sorted(group.sentinels.values())]

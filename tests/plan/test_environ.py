@@ -1,0 +1,120 @@
+"""What each dialect says about a rank."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankspawn.plan.devices import Device, Visible
+from rankspawn.plan.environ import (
+    Identity,
+    device_env,
+    inherited_env,
+    jax_env,
+    paddle_env,
+    thread_env,
+    torch_env,
+)
+
+THIRD = Identity(
+    rank=2,
+    local_rank=0,
+    local_world_size=2,
+    node_rank=1,
+    nnodes=2,
+    endpoints=("10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:3", "10.0.0.2:4"),
+)
+GPUS = Visible("gpu", (), "CUDA_VISIBLE_DEVICES", "", ("CUDA_VISIBLE_DEVICES",), True)
+
+
+def test_paddle_is_told_rank_and_endpoints() -> None:
+    assert paddle_env(THIRD, "nccl") == {
+        "PADDLE_TRAINER_ID": "2",
+        "PADDLE_TRAINERS_NUM": "4",
+        "PADDLE_CURRENT_ENDPOINT": "10.0.0.2:3",
+        "PADDLE_TRAINER_ENDPOINTS": "10.0.0.1:1,10.0.0.1:2,10.0.0.2:3,10.0.0.2:4",
+    }
+
+
+def test_paddle_is_told_when_to_use_gloo() -> None:
+    assert paddle_env(THIRD, "gloo")["PADDLE_DISTRI_BACKEND"] == "gloo"
+
+
+def test_torch_is_told_all_that_torchrun_would_tell() -> None:
+    assert torch_env(THIRD, restart_count=1, max_restarts=3, run_id="job") == {
+        "RANK": "2",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "4",
+        "LOCAL_WORLD_SIZE": "2",
+        "GROUP_RANK": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_RANK": "2",
+        "ROLE_WORLD_SIZE": "4",
+        "MASTER_ADDR": "10.0.0.1",
+        "MASTER_PORT": "1",
+        "TORCHELASTIC_RESTART_COUNT": "1",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_USE_AGENT_STORE": None,
+    }
+
+
+def test_an_ipv6_master_has_brackets_only_next_to_its_port() -> None:
+    who = Identity(0, 0, 1, 0, 1, ("[::1]:29500",))
+    env = torch_env(who, restart_count=0, max_restarts=0, run_id="job")
+    assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("::1", "29500")
+    assert jax_env(who) == {"JAX_COORDINATOR_ADDRESS": "[::1]:29500"}
+
+
+def test_jax_coordinates_at_rank_0() -> None:
+    assert jax_env(THIRD) == {"JAX_COORDINATOR_ADDRESS": "10.0.0.1:1"}
+
+
+def test_a_rank_that_sees_all_devices_is_told_its_index() -> None:
+    assert device_env(Device("5", "1", "5"), GPUS, own=False) == {
+        "RANKSPAWN_DEVICE_TYPE": "gpu",
+        "RANKSPAWN_DEVICE": "5",
+        "FLAGS_selected_gpus": "1",
+    }
+
+
+def test_a_rank_that_sees_its_own_device_finds_it_at_0() -> None:
+    assert device_env(Device("GPU-aa", "1", "GPU-aa"), GPUS, own=True) == {
+        "RANKSPAWN_DEVICE_TYPE": "gpu",
+        "RANKSPAWN_DEVICE": "GPU-aa",
+        "CUDA_VISIBLE_DEVICES": "GPU-aa",
+        "FLAGS_selected_gpus": "0",
+    }
+
+
+def test_a_rank_on_the_cpu_has_no_device() -> None:
+    expected = {"RANKSPAWN_DEVICE_TYPE": "cpu", "RANKSPAWN_DEVICE": None}
+    assert device_env(None, None, own=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("threads", "environ", "expected"),
+    [
+        (None, {}, {"OMP_NUM_THREADS": "4"}),
+        (None, {"OMP_NUM_THREADS": ""}, {"OMP_NUM_THREADS": "4"}),
+        (None, {"OMP_NUM_THREADS": "7"}, {}),
+        (3, {"OMP_NUM_THREADS": "7"}, {"OMP_NUM_THREADS": "3"}),
+    ],
+)
+def test_threads_are_asked_for_or_inherited_or_shared(
+    threads: int | None, environ: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert thread_env(threads, environ, cpus=8, nprocs=2) == expected
+
+
+def test_every_rank_gets_at_least_one_thread() -> None:
+    assert thread_env(None, {}, cpus=2, nprocs=8) == {"OMP_NUM_THREADS": "1"}
+
+
+def test_proxies_are_not_inherited() -> None:
+    assert inherited_env({"HTTP_PROXY": "x"}) == {"http_proxy": None, "https_proxy": None}
+
+
+def test_a_worker_does_not_pass_on_its_own_device() -> None:
+    env = inherited_env({"RANKSPAWN_DEVICE_TYPE": "npu"})
+    assert {"FLAGS_selected_npus", "PADDLE_DISTRI_BACKEND"} <= env.keys()
+    assert set(env.values()) == {None}

@@ -1,0 +1,55 @@
+"""The error tree: what programs catch and read, also after a trip through pickle."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from rankspawn import (
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+    SpawnTimeoutError,
+)
+
+ERRORS = [
+    ProcessException("who and why", 3, 99),
+    ProcessRaisedException("who and why", 3, 99, KeyError("k"), "Traceback ..."),
+    ProcessExitedException("who and why", 3, 99, -9, "SIGKILL"),
+    SpawnTimeoutError("who and why", 3, 99, {0: "stack"}),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_every_error_survives_pickling(error: ProcessException) -> None:
+    error.failures = (error, ProcessExitedException("another", 1, 2, 5))
+    error.add_note("a note")
+
+    back = pickle.loads(pickle.dumps(error))
+
+    assert type(back) is type(error)
+    assert (str(back), back.rank, back.error_index, back.pid, back.msg) == (
+        "who and why",
+        3,
+        3,
+        99,
+        "who and why",
+    )
+    assert back.failures[0] is back
+    assert [one.rank for one in back.failures] == [3, 1]
+    assert back.__notes__ == ["a note"]
+    for name in ("traceback", "exit_code", "signal_name", "stacks"):
+        assert getattr(back, name, None) == getattr(error, name, None)
+
+
+def test_the_original_exception_is_the_cause_also_after_pickling() -> None:
+    back = pickle.loads(pickle.dumps(ERRORS[1]))
+
+    assert isinstance(back.__cause__, KeyError)
+    assert back.__cause__ is back.exception
+
+
+def test_a_timeout_is_a_timeout_error() -> None:
+    with pytest.raises(TimeoutError):
+        raise ERRORS[3]
