@@ -83,4 +83,5 @@ def _descriptors() -> dict[int, str]:
 
 def _files() -> set[str]:
     shared = [f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if _SEMAPHORES in name]
-    return {*shared, *(os.path.join(_FOLDER.name, name) for name in os.listdir(_FOLDER.name))}
+    temporary = [name for name in os.listdir(_FOLDER.name) if not name.startswith("pytest-of-")]
+    return {*shared, *temporary}

@@ -155,6 +155,7 @@ def meet(barrier: Any, event: Any, lock: Any) -> bool:
 
 
 def write_shared(shared: SharedMemory) -> None:
+    assert shared.buf is not None
     shared.buf[rank()] = rank() + 1
     shared.close()
 

@@ -281,10 +281,9 @@ class TestBadInput:
         ids=str,
     )
     def test_refused(self, arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+        usual: dict[str, Any] = {"func": jobs.return_rank, "nprocs": 2, "backend": "gloo"}
         with pytest.raises(error, match=words):
-            rankspawn.spawn(
-                **{"func": jobs.return_rank, "nprocs": 2, "backend": "gloo"} | arguments
-            )
+            rankspawn.spawn(**(usual | arguments))
 
     @pytest.mark.parametrize("method", ["spawn", "forkserver"])
     @pytest.mark.parametrize(
@@ -301,9 +300,9 @@ class TestBadInput:
     def test_the_path_to_what_cannot_be_pickled_is_named(
         self, method: str, make: Callable[[Any], dict[str, Any]], path: str
     ) -> None:
-        usual = {"func": jobs.echo, "nprocs": 2, "backend": "gloo", "start_method": method}
+        usual: dict[str, Any] = {"func": jobs.echo, "nprocs": 2, "backend": "gloo"}
         with pytest.raises(TypeError, match=f"^{path} cannot be sent to a worker: lock object"):
-            rankspawn.spawn(**(usual | make(threading.Lock())))
+            rankspawn.spawn(**(usual | make(threading.Lock())), start_method=method)
 
 
 def _trainer_with(lock: Any) -> jobs.Point:

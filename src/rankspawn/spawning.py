@@ -44,6 +44,8 @@ def spawn_ranks(
     if not callable(func):
         raise TypeError(f"func must be callable, not {type(func).__name__}: {func!r}")
     options = read_options(given, stacklevel=stacklevel + 1)
+    if options.tee or options.prefix is not None:
+        raise NotImplementedError("tee and prefix are planned; log_dir keeps each rank's output")
     arguments = check_args(args)
     job = resolve(check_nprocs(nprocs), options, os.environ, RealMachine())
     check_rank_args(options.rank_args, job.nprocs)
@@ -65,7 +67,8 @@ def refuse_while_importing_main() -> None:
 def _starter(task: Task, job: Job, daemon: bool) -> Callable[[int], WorkerGroup]:
     """A function that starts the group, each time on fresh ports."""
     options = job.options
-    settings = StartSettings(options.start_method, daemon, options.preload)
+    log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)
+    settings = StartSettings(options.start_method, daemon, options.preload, log_dir)
     run_id = uuid.uuid4().hex
 
     def start(restart_count: int) -> WorkerGroup:
@@ -76,8 +79,14 @@ def _starter(task: Task, job: Job, daemon: bool) -> Callable[[int], WorkerGroup]
             if options.print_config:
                 print(describe(plan), flush=True)  # noqa: T201 - what the option is for
             environments = [spec.env for spec in plan.ranks]
-            first = plan.ranks[0].rank
-            workers = start_workers(task, environments, settings, event, first_rank=first)
+            workers = start_workers(
+                task,
+                environments,
+                settings,
+                event,
+                first_rank=plan.ranks[0].rank,
+                is_restart=restart_count > 0,
+            )
         except BaseException:
             ports.close()
             event.close()

@@ -190,7 +190,7 @@ def test_a_huge_traceback_comes_back(run: Run) -> None:
 def test_causes_notes_and_groups_come_back(run: Run) -> None:
     def fail() -> None:
         try:
-            {}["inner"]
+            os.environ["NO_SUCH_VARIABLE"]
         except KeyError as inner:
             outer = ExceptionGroup("several", [ValueError(1), jobs.TwoArguments(2, "two")])
             outer.add_note("a note")

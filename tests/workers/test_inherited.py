@@ -64,6 +64,7 @@ def test_shared_memory(run: Run) -> None:
     shared = SharedMemory(create=True, size=16)
     try:
         run(jobs.write_shared, args=(shared,), nprocs=3)
+        assert shared.buf is not None
         assert bytes(shared.buf[:3]) == b"\x01\x02\x03"
     finally:
         shared.close()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
-from rankspawn.options import check_args
+from rankspawn.options import check_args, check_nprocs
 from rankspawn.spawning import refuse_while_importing_main
 from rankspawn.workers.context import MultiprocessContext, Policy
 from rankspawn.workers.failures import Wording
@@ -79,13 +79,16 @@ def start_processes(
         ProcessExitedException: A process ended in another way.
     """
     refuse_while_importing_main()
-    task = Task(IndexFirst(fn), check_args(args), {}, [(index,) for index in range(nprocs)])
+    count = check_nprocs(nprocs)
+    if count < 1:
+        raise ValueError(f"nprocs must be at least 1, not {nprocs}")
+    task = Task(IndexFirst(fn), check_args(args), {}, [(index,) for index in range(count)])
     settings = StartSettings(start_method, daemon)
 
     def start(_: int) -> WorkerGroup:
         event = make_failure_event()
         try:
-            workers = start_workers(task, [{}] * nprocs, settings, event)
+            workers = start_workers(task, [{}] * count, settings, event)
         except BaseException:
             event.close()
             raise

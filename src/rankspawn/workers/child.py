@@ -98,6 +98,16 @@ def load_task(
     return lambda: func(*args, **kwargs)
 
 
+def redirect_output(log: int | None = None) -> None:
+    """For a forked worker: send what it prints to its log, whoever prints it."""
+    if log is not None:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        # Whatever stood here wrote elsewhere, or holds text that the parent will print.
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - until the exit
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
 def run_exit_handlers() -> None:
     """What Python does at its exit, for a forked worker, which must leave without it."""
     import atexit

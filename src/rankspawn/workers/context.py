@@ -11,7 +11,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from rankspawn.errors import SpawnTimeoutError
+from rankspawn.errors import ProcessException, SpawnTimeoutError
 from rankspawn.workers.failures import OURS, Wording, first_of, make_error
 from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.outcome import End
@@ -207,7 +207,7 @@ class MultiprocessContext:
         ]
         if error is None and bad:
             error = first_of(
-                [make_error(one, group.remains[at], self._policy.wording) for at, one in bad],
+                [self._make_error(group, at) for at, _ in bad],
                 tries=self._restarts + 1,
             )
         self._error = error
@@ -253,11 +253,15 @@ class MultiprocessContext:
         text = self._group.remains[at].text
         return text if self._group.outcomes[at].end is End.RAISED else str(self._error_of(at))
 
+    def _make_error(self, group: WorkerGroup, at: int) -> ProcessException:
+        wording, log = self._policy.wording, group.log_of(at)
+        return make_error(group.outcomes[at], group.remains[at], wording, log)
+
     def _error_of(self, at: int) -> BaseException:
         """Its own error, or what it fell victim to."""
         outcome = self._group.outcomes[at]
         if outcome.is_failure or self._error is None:
-            return make_error(outcome, self._group.remains[at], self._policy.wording)
+            return self._make_error(self._group, at)
         return self._error
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
+from rankspawn.workers.logs import read_tail
 from rankspawn.workers.outcome import End, Outcome, Remains
 
 
@@ -26,12 +27,22 @@ class Wording:
 OURS = Wording()
 
 
-def make_error(outcome: Outcome, remains: Remains, wording: Wording) -> ProcessException:
-    """The error of one rank whose end is no success."""
+def make_error(
+    outcome: Outcome, remains: Remains, wording: Wording, log: str | None = None
+) -> ProcessException:
+    """The error of one rank whose end is no success.
+
+    Args:
+        outcome: How it ended.
+        remains: What it left.
+        wording: How to say it.
+        log: The path of its log, if it has one.
+    """
+    tail = _describe_log(log)
     if outcome.end is not End.RAISED:
         detail = remains.text if outcome.end is End.EXITED else ""
-        return _exited(outcome, detail, wording)
-    message = wording.raised.format(rank=outcome.rank) + remains.text.rstrip("\n")
+        return _exited(outcome, detail, tail, wording)
+    message = wording.raised.format(rank=outcome.rank) + tail + remains.text.rstrip("\n")
     return ProcessRaisedException(
         message, outcome.rank, outcome.pid, remains.exception(), remains.text
     )
@@ -46,13 +57,22 @@ def first_of(errors: Sequence[ProcessException], *, tries: int) -> ProcessExcept
     return first
 
 
-def _exited(outcome: Outcome, detail: str, wording: Wording) -> ProcessExitedException:
+def _describe_log(path: str | None) -> str:
+    if path is None:
+        return ""
+    lines = "".join(f"  | {line}\n" for line in read_tail(path))
+    return f"last lines of {path}:\n{lines}" if lines else f"nothing was printed to {path}\n"
+
+
+def _exited(outcome: Outcome, detail: str, tail: str, wording: Wording) -> ProcessExitedException:
     name = _signal_name(outcome.exit_code)
     template = wording.exited if name is None else wording.signalled
     message = template.format(rank=outcome.rank, signal=name, code=outcome.exit_code)
     explanation = detail or _explain(outcome, name)
     if explanation and wording.explains:
         message += f": {explanation}"
+    if tail:
+        message += "\n" + tail.rstrip("\n")
     return ProcessExitedException(message, outcome.rank, outcome.pid, outcome.exit_code, name)
 
 

@@ -71,13 +71,15 @@ class WorkerGroup:
 
     def wait(self, condition: Callable[[], bool], deadline: float | None) -> bool:
         """Block until the condition holds or the (monotonic) deadline passes; say which."""
+        looked = False  # also with no time left, what has happened counts
         while True:
-            left = None if deadline is None else deadline - time.monotonic()
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
             with self._changed:
                 if condition():
                     return True
-                if left is not None and left <= 0:
+                if looked and left == 0:
                     return False
+                looked = True
                 if not self._may_select():
                     self._changed.wait(left)
                     continue
@@ -163,6 +165,10 @@ class WorkerGroup:
         outcome = self.workers[at].outcome
         self.remains[at] = take_remains(outcome.fileno())
         outcome.close()
+
+    def log_of(self, at: int) -> str | None:
+        """Where a rank's output is kept, if it is."""
+        return self.workers[at].log
 
     def _judge(self, at: int, exit_code: int | None, now: int) -> None:
         worker = self.workers[at]

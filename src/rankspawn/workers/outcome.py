@@ -103,8 +103,7 @@ def classify(
     else:
         end = End.DIED
     # What the worker reported counts; the process may have been stopped on its way out.
-    reported = header.is_failure or exit_code is None
-    code = header.exit_code if reported else exit_code
+    code = header.exit_code if header.is_failure or exit_code is None else exit_code
     reached = header.stage >= IN_FUNCTION
     return Outcome(rank, pid, end, code, when, reached, had_returned=returned)
 

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from rankspawn.workers import inherited
-from rankspawn.workers.child import load, load_task, run_exit_handlers, work
+from rankspawn.workers.child import load, load_task, redirect_output, run_exit_handlers, work
 from rankspawn.workers.report import Report
 
 # The system passes at most 253 descriptors with one packet.
@@ -72,7 +72,10 @@ def _serve(requests: socket.socket) -> None:
 
 def _take_request(requests: socket.socket, tickets: dict[int, int]) -> bool:
     """Fork one worker; False at the end of the connection."""
-    packet, fds, _, _ = socket.recv_fds(requests, _PACKET, MOST_FDS)
+    try:
+        packet, fds, _, _ = socket.recv_fds(requests, _PACKET, MOST_FDS)
+    except ConnectionResetError:  # it left with statuses unread
+        return False
     if not packet:
         return False
     request = json.loads(packet)
@@ -113,8 +116,10 @@ def _run_worker(order: list[int], fds: list[int]) -> NoReturn:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        rank, has_log, environ, *tables = order
+        log = [fds.pop()] if has_log else []
         outcome, event, payload, tracker, *inherited.received[:] = fds
-        rank, environ, *tables = order
+        redirect_output(*log)
         report = Report(outcome, event)
         code = work(report, lambda: _become(rank, payload, environ, tracker, tables))
         run_exit_handlers()

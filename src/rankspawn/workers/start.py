@@ -22,10 +22,11 @@ from multiprocessing import get_start_method, resource_tracker
 from multiprocessing import process as mp_process
 from typing import Any, NoReturn, Protocol
 
-from rankspawn.workers.child import run_exit_handlers, work
+from rankspawn.workers.child import redirect_output, run_exit_handlers, work
 from rankspawn.workers.descriptors import Owned, anonymous_file
 from rankspawn.workers.forkserver import get_server
 from rankspawn.workers.interpreter import command
+from rankspawn.workers.logs import log_path, open_log
 from rankspawn.workers.payload import Inheritance, Payload, write_payload
 from rankspawn.workers.process import RankProcess, WorkerPopen
 from rankspawn.workers.report import Report
@@ -53,6 +54,7 @@ class Worker:
     rank: int
     process: RankProcess
     outcome: Owned
+    log: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class StartSettings:
     start_method: str = "spawn"
     daemon: bool = False
     preload: tuple[str, ...] = ()
+    log_dir: str | None = None
 
 
 def start_workers(
@@ -71,6 +74,7 @@ def start_workers(
     failure_event: Owned,
     *,
     first_rank: int = 0,
+    is_restart: bool = False,
 ) -> list[Worker]:
     """Start one worker per environment.
 
@@ -80,6 +84,7 @@ def start_workers(
         settings: How to start.
         failure_event: An eventfd that a failing worker writes to.
         first_rank: The rank of the first one; others follow.
+        is_restart: Then logs go on where they ended.
 
     Raises:
         TypeError: The task cannot be sent to a worker; nothing was started.
@@ -92,10 +97,12 @@ def start_workers(
             for index, changes in enumerate(environments):
                 rank = first_rank + index
                 outcome = Owned(anonymous_file(f"rankspawn-outcome-{rank}"))
-                launch = partial(launcher.launch, order=Order(rank, index, changes, outcome))
-                process = RankProcess(rank, launch, settings.daemon)
+                path = log_path(settings.log_dir, rank) if settings.log_dir else None
+                log = open_log(path, keep=is_restart) if path else None
+                order = Order(rank, index, changes, outcome, log)
+                process = RankProcess(rank, partial(launcher.launch, order=order), settings.daemon)
                 process.start()
-                started.append(Worker(rank, process, outcome))
+                started.append(Worker(rank, process, outcome, path))
     except BaseException:
         kill_started(started)
         raise
@@ -122,10 +129,13 @@ class Order:
     index: int
     changes: Mapping[str, str | None]
     outcome: Owned
+    log: Owned | None
 
     def environment(self) -> dict[str, str]:
         """All of its environment."""
-        merged = {**os.environ, **self.changes}
+        # What a killed worker printed last is what its log is read for.
+        unbuffered = {"PYTHONUNBUFFERED": "1"} if self.log else {}
+        merged = {**unbuffered, **os.environ, **self.changes}
         return {name: value for name, value in merged.items() if value is not None}
 
 
@@ -146,9 +156,12 @@ class _ForkLauncher:
 
     def launch(self, process: RankProcess, order: Order) -> WorkerPopen:
         # A forked child closes what the parent owns, so it gets copies of its own.
-        outcome, event = os.dup(order.outcome.fileno()), os.dup(self._failure_event.fileno())
+        kept = [
+            os.dup(one.fileno()) for one in (order.outcome, self._failure_event, order.log) if one
+        ]
+        outcome, event, *log = kept
         try:
-            process.body = lambda: work(Report(outcome, event), lambda: self._become(order))
+            process.body = lambda: work(Report(outcome, event), lambda: self._become(order, log))
             # What is still buffered would be printed by every worker once more.
             sys.stdout.flush()
             sys.stderr.flush()
@@ -157,14 +170,15 @@ class _ForkLauncher:
                 _run_and_exit(process)
             return WorkerPopen(pid)
         finally:
-            os.close(outcome)
-            os.close(event)
+            for fd in kept:
+                os.close(fd)
 
     def close(self) -> None:
         pass
 
-    def _become(self, order: Order) -> Callable[[], Any]:
+    def _become(self, order: Order, log: list[int]) -> Callable[[], Any]:
         """Runs in the worker."""
+        redirect_output(*log)
         for name, value in order.changes.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -196,6 +210,7 @@ class _SpawnLauncher:
     def launch(self, _: RankProcess, order: Order) -> WorkerPopen:
         own = self._payload.part_of(order.index)
         outcome, payload = order.outcome.fileno(), self._payload.file.fileno()
+        log = None if order.log is None else order.log.fileno()
         numbers = (
             *(outcome, self._failure_event, order.rank, payload),
             *(*self._tables, own.table, self._tracker),
@@ -203,6 +218,8 @@ class _SpawnLauncher:
         child = subprocess.Popen(
             command("rankspawn.workers.child", [f"rankspawn-worker-{order.rank}", *numbers]),
             env=order.environment(),
+            stdout=log,
+            stderr=log,
             pass_fds=(
                 *(outcome, self._failure_event, payload, self._tracker),
                 *(*self._payload.task.fds, *own.fds),
@@ -233,10 +250,11 @@ class _ForkserverLauncher(_SpawnLauncher):
         own = self._payload.part_of(order.index)
         environ = self._payload.add(order.environment())
         return self._server.fork(
-            (order.rank, environ, *self._tables, own.table),
+            (order.rank, int(order.log is not None), environ, *self._tables, own.table),
             (
                 *(order.outcome.fileno(), self._failure_event, self._payload.file.fileno()),
                 *(self._tracker, *self._payload.task.fds, *own.fds),
+                *((order.log.fileno(),) if order.log else ()),
             ),
         )
 

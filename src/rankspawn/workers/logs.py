@@ -1,0 +1,40 @@
+"""One log file per rank: where a worker's output goes, and its last lines for the error."""
+
+from __future__ import annotations
+
+import os
+
+from rankspawn.workers.descriptors import Owned, above_stdio
+
+# Enough to see what a rank did before it failed; the file has the rest.
+TAIL_LINES = 20
+_TAIL_BYTES = 16 * 1024
+
+
+def log_path(folder: str, rank: int) -> str:
+    """Where a rank's output is kept."""
+    return os.path.join(folder, f"workerlog.{rank}")
+
+
+def open_log(path: str, *, keep: bool) -> Owned:
+    """A descriptor that appends to the log; what is in it goes, unless ``keep``.
+
+    Raises:
+        OSError: The folder cannot be made, or the file not be written.
+    """
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    # Appending, because descendants and restarts write to it as well.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    return Owned(above_stdio(os.open(path, flags if keep else flags | os.O_TRUNC, 0o644)))
+
+
+def read_tail(path: str) -> list[str]:
+    """The last lines; none if the file is empty or gone."""
+    try:
+        with open(path, "rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(0, end - _TAIL_BYTES))
+            text = log.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return text.splitlines()[-TAIL_LINES:]

@@ -1,0 +1,261 @@
+"""Programs as users start them: scripts, modules, ``-c``, standard input, a REPL."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import DEADLOCK
+
+SOURCE = str(Path(__file__).parent.parent / "src")
+
+
+def python(
+    *arguments: str, cwd: Path, stdin: str | None = None, fails: bool = False
+) -> subprocess.CompletedProcess[str]:
+    """Run a fresh interpreter in a folder, which is also all it can import from but us."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=DEADLOCK,
+        env={**os.environ, "PYTHONPATH": SOURCE, "PYTHONWARNINGS": "error", "PYTHONUNBUFFERED": ""},
+        check=False,
+    )
+    assert fails == (done.returncode != 0), done.stdout + done.stderr
+    return done
+
+
+def script(folder: Path, text: str, name: str = "script.py") -> str:
+    (folder / name).write_text(textwrap.dedent(text))
+    return name
+
+
+POINT = """
+    import os, sys
+    import rankspawn
+
+    class Point:
+        def __init__(self, x):
+            self.x = x
+
+    def make(x):
+        return Point(x + int(os.environ["RANK"]))
+"""
+
+
+def test_functions_and_classes_of_a_script(tmp_path: Path, start_method: str) -> None:
+    name = script(
+        tmp_path,
+        POINT
+        + f"""
+    if __name__ == "__main__":
+        context = rankspawn.spawn(
+            make, args=(5,), nprocs=2, backend="gloo", start_method={start_method!r}
+        )
+        results = context.results()
+        assert all(type(result) is Point for result in results), results
+        print([result.x for result in results])
+    """,
+    )
+
+    assert python(name, cwd=tmp_path).stdout == "[5, 6]\n"
+
+
+def test_functions_of_a_module_run_with_dash_m(tmp_path: Path, start_method: str) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    text = f"""
+    if __name__ == "__main__":
+        context = rankspawn.spawn(
+            make, args=(5,), nprocs=2, backend="gloo", start_method={start_method!r}
+        )
+        assert all(type(result) is Point for result in context.results())
+        print("fine")
+    """
+    script(tmp_path / "package", POINT + text, "program.py")
+    script(tmp_path / "package", POINT + text, "__main__.py")
+
+    assert python("-m", "package.program", cwd=tmp_path).stdout == "fine\n"
+    assert python("-m", "package", cwd=tmp_path).stdout == "fine\n"
+
+
+def test_what_is_defined_under_the_guard_goes_by_value(tmp_path: Path) -> None:
+    name = script(
+        tmp_path,
+        """
+    import rankspawn
+
+    if __name__ == "__main__":
+        factor = 3
+
+        class Local:
+            value = 7
+
+        def work(x):
+            return Local(), x * factor
+
+        (pair,) = rankspawn.spawn(work, args=(2,), nprocs=1, backend="gloo").results()
+        print(type(pair[0]) is Local, pair[1])
+    """,
+    )
+
+    assert python(name, cwd=tmp_path).stdout == "True 6\n"
+
+
+PROGRAM = """
+import rankspawn, os
+class Point:
+    def __init__(self, x): self.x = x
+
+def make(x): return Point(x + int(os.environ["RANK"]))
+
+results = rankspawn.spawn(make, args=(5,), nprocs=2, backend="gloo").results()
+print([type(result) is Point for result in results], [result.x for result in results])
+"""
+
+
+@pytest.mark.parametrize("how", ["-c", "stdin", "interactive"])
+def test_programs_without_a_file(tmp_path: Path, how: str) -> None:
+    arguments = {"-c": ["-c", PROGRAM], "stdin": ["-"], "interactive": ["-i", "-q"]}[how]
+    # A REPL needs an empty line after each block, and gets the lines one by one.
+    stdin = None if how == "-c" else PROGRAM
+
+    assert "[True, True] [5, 6]" in python(*arguments, cwd=tmp_path, stdin=stdin).stdout
+
+
+def test_a_missing_guard_is_told_in_one_sentence(tmp_path: Path) -> None:
+    name = script(
+        tmp_path,
+        """
+    import rankspawn
+
+    def work():
+        return 1
+
+    rankspawn.spawn(work, nprocs=2, backend="gloo")
+    """,
+    )
+
+    done = python(name, cwd=tmp_path, fails=True)
+
+    lines = done.stderr.strip().splitlines()
+    assert 'put the call under if __name__ == "__main__":' in lines[-1]
+    assert "script.py calls spawn() while a worker imports it" in lines[-1]
+    assert done.stderr.count("put the call under") <= 2  # the cause, and the error itself
+    assert len(lines) < 25
+
+
+def test_a_guard_is_not_needed_where_nothing_of_the_script_is_used(tmp_path: Path) -> None:
+    name = script(
+        tmp_path,
+        """
+    import rankspawn
+    from os import getpid
+
+    print(len(set(rankspawn.spawn(getpid, nprocs=2, backend="gloo").results())))
+    """,
+    )
+
+    assert python(name, cwd=tmp_path).stdout == "2\n"
+
+
+def test_a_main_module_that_fails_in_the_worker_is_told(tmp_path: Path) -> None:
+    name = script(
+        tmp_path,
+        """
+    import rankspawn
+
+    def work():
+        return 1
+
+    if __name__ == "__main__":
+        rankspawn.spawn(work, nprocs=1, backend="gloo")
+    else:
+        raise SystemExit(0)
+    """,
+    )
+
+    assert "SystemExit: 0" in python(name, cwd=tmp_path, fails=True).stderr.splitlines()[-1]
+
+
+def test_argv_and_path_are_the_parents(tmp_path: Path, start_method: str) -> None:
+    (tmp_path / "lib").mkdir()
+    script(tmp_path / "lib", "NAME = 'found'", "only_there.py")
+    name = script(
+        tmp_path,
+        f"""
+    import os, sys
+    import rankspawn
+
+    def work():
+        import only_there
+        return sys.argv[1:], only_there.NAME, __name__
+
+    if __name__ == "__main__":
+        sys.path.insert(0, os.path.abspath("lib"))
+        print(rankspawn.spawn(
+            work, nprocs=1, backend="gloo", start_method={start_method!r}
+        ).results()[0])
+    """,
+    )
+    main = "__main__" if start_method == "fork" else "__mp_main__"
+
+    done = python(name, "--lr", "0.1", cwd=tmp_path)
+
+    assert done.stdout == f"(['--lr', '0.1'], 'found', '{main}')\n"
+
+
+def test_output_of_the_parent_is_not_repeated_by_workers(tmp_path: Path, start_method: str) -> None:
+    name = script(
+        tmp_path,
+        f"""
+    import rankspawn
+
+    def work():
+        print("worker")
+
+    if __name__ == "__main__":
+        print("parent", end="\\n")
+        rankspawn.spawn(work, nprocs=2, backend="gloo", start_method={start_method!r})
+    """,
+    )
+
+    assert sorted(python(name, cwd=tmp_path).stdout.split()) == ["parent", "worker", "worker"]
+
+
+def test_exit_handlers_run_in_the_process_that_registered_them(
+    tmp_path: Path, start_method: str
+) -> None:
+    name = script(
+        tmp_path,
+        f"""
+    import atexit, os
+    import rankspawn
+
+    def work():
+        atexit.register(print, "worker's")
+
+    if __name__ == "__main__":
+        atexit.register(print, "parent's")
+        rankspawn.spawn(work, nprocs=2, backend="gloo", start_method={start_method!r})
+    """,
+    )
+
+    lines = python(name, cwd=tmp_path).stdout.splitlines()
+    assert lines == ["worker's", "worker's", "parent's"]
+
+
+def test_import_is_light(tmp_path: Path) -> None:
+    code = "import sys; old = {*sys.modules}; import rankspawn; print(sorted({*sys.modules} - old))"
+
+    loaded = python("-c", code, cwd=tmp_path).stdout
+
+    assert loaded == "['__future__', 'rankspawn']\n"

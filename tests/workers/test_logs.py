@@ -1,0 +1,86 @@
+"""Output of the ranks in files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rankspawn
+from rankspawn import ProcessExitedException, ProcessRaisedException
+from tests import jobs
+
+
+def print_everywhere() -> None:
+    rank = jobs.rank()
+    print(f"out {rank}")
+    print(f"err {rank}", file=sys.stderr)
+    os.write(1, f"fd {rank}\n".encode())
+    subprocess.run([sys.executable, "-c", f"print('descendant {rank}')"], check=True)
+
+
+def test_each_rank_has_a_log_with_all_it_prints(tmp_path: Path, start_method: str) -> None:
+    folder = tmp_path / "deep" / "log"
+
+    rankspawn.spawn(
+        print_everywhere, nprocs=2, backend="gloo", log_dir=folder, start_method=start_method
+    )
+
+    for rank in range(2):
+        lines = (folder / f"workerlog.{rank}").read_text().splitlines()
+        assert sorted(lines) == [f"descendant {rank}", f"err {rank}", f"fd {rank}", f"out {rank}"]
+
+
+def print_and_fail(how: str) -> None:
+    print("before the end")
+    jobs.fail(how)
+
+
+def test_the_last_lines_and_the_path_stand_before_the_traceback(
+    tmp_path: Path, start_method: str
+) -> None:
+    with pytest.raises(ProcessRaisedException) as caught:
+        rankspawn.spawn(
+            print_and_fail,
+            args=("raise",),
+            nprocs=1,
+            backend="gloo",
+            log_dir=str(tmp_path),
+            start_method=start_method,
+        )
+
+    lines = str(caught.value).splitlines()
+    assert lines[:4] == [
+        "Process 0 terminated with the following error:",
+        f"last lines of {tmp_path}/workerlog.0:",
+        "  | before the end",
+        "Traceback (most recent call last):",
+    ]
+    assert lines[-1] == "ValueError: on purpose"
+
+
+def test_what_a_killed_rank_printed_is_not_lost(tmp_path: Path, start_method: str) -> None:
+    with pytest.raises(ProcessExitedException, match="before the end"):
+        rankspawn.spawn(
+            print_and_fail,
+            args=("SIGKILL",),
+            nprocs=1,
+            backend="gloo",
+            log_dir=tmp_path,
+            start_method=start_method,
+        )
+
+
+def test_a_log_is_overwritten_by_the_next_run(tmp_path: Path) -> None:
+    for _ in range(2):
+        rankspawn.spawn(print, args=("line",), nprocs=1, backend="gloo", log_dir=tmp_path)
+
+    assert (tmp_path / "workerlog.0").read_text() == "line\n"
+
+
+def test_what_is_not_there_yet_is_refused() -> None:
+    with pytest.raises(NotImplementedError, match="tee and prefix are planned"):
+        rankspawn.spawn(print, nprocs=1, backend="gloo", tee=True)
