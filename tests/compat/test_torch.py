@@ -83,7 +83,7 @@ def test_the_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "RANK" not in environ
 
 
-def environment_of(index: int) -> dict[str, str]:
+def environment_of(_: int) -> dict[str, str]:
     return dict(os.environ)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_start_method, resource_tracker
+from multiprocessing import get_start_method, resource_tracker, util
 from multiprocessing import process as mp_process
 from typing import Any, NoReturn, Protocol
 
@@ -299,6 +299,9 @@ def _run_and_exit(process: RankProcess) -> NoReturn:
     bootstrap: Callable[[], int] = getattr(process, "_bootstrap")  # noqa: B009 - private
     try:
         atexit._clear()
+        # Cleared with the rest, but needed: it flushes queues. Before Python 3.13 the
+        # bootstrap calls it as well, which does no harm.
+        atexit.register(util._exit_function)  # type: ignore[attr-defined]  # private
         code = bootstrap()
         run_exit_handlers()
     finally:
