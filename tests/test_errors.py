@@ -12,10 +12,12 @@ from rankspawn import (
     ProcessRaisedException,
     SpawnTimeoutError,
 )
+from tests.jobs import TwoArguments
 
 ERRORS = [
     ProcessException("who and why", 3, 99),
     ProcessRaisedException("who and why", 3, 99, KeyError("k"), "Traceback ..."),
+    ProcessRaisedException("who and why", 3, 99, TwoArguments(7, "bad luck"), "Traceback ..."),
     ProcessExitedException("who and why", 3, 99, -9, "SIGKILL"),
     SpawnTimeoutError("who and why", 3, 99, {0: "stack"}),
 ]
@@ -50,6 +52,19 @@ def test_the_original_exception_is_the_cause_also_after_pickling() -> None:
     assert back.__cause__ is back.exception
 
 
+def test_an_original_that_pickle_alone_cannot_bring_back_comes_back() -> None:
+    back = pickle.loads(pickle.dumps(ERRORS[2]))
+
+    assert isinstance(back.exception, TwoArguments)
+    assert (back.exception.code, back.exception.reason) == (7, "bad luck")
+
+
+def test_the_names_of_torchs_parameters_work() -> None:
+    error = ProcessExitedException(msg="m", error_index=1, error_pid=2, exit_code=3)
+
+    assert (error.msg, error.rank, error.pid, error.exit_code) == ("m", 1, 2, 3)
+
+
 def test_a_timeout_is_a_timeout_error() -> None:
     with pytest.raises(TimeoutError):
-        raise ERRORS[3]
+        raise ERRORS[-1]

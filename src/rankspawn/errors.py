@@ -13,7 +13,10 @@ Every class survives pickling with all of its attributes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 
 class ProcessException(Exception):
@@ -26,11 +29,11 @@ class ProcessException(Exception):
             Ranks that were stopped because another one failed are not in it.
     """
 
-    def __init__(self, message: str, rank: int = -1, pid: int = -1) -> None:
+    def __init__(self, msg: str, error_index: int = -1, error_pid: int = -1) -> None:
         # args equal the parameters, or unpickling would call __init__ with others.
-        super().__init__(message, rank, pid)
-        self.rank = rank
-        self.pid = pid
+        super().__init__(msg, error_index, error_pid)
+        self.rank = error_index
+        self.pid = error_pid
         self.failures: tuple[ProcessException, ...] = (self,)
 
     @property
@@ -52,14 +55,7 @@ class ProcessException(Exception):
         return str(self.args[0])
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions drop __cause__ when pickled; the original exception is worth the trip.
-        return type(self), self.args, {**self.__dict__, "__cause__": self.__cause__}
-
-    def __setstate__(self, state: Mapping[str, object] | None) -> None:
-        attributes = dict(state or {})
-        cause = attributes.pop("__cause__", None)
-        self.__dict__.update(attributes)
-        self.__cause__ = cause if isinstance(cause, BaseException) else None
+        return type(self), self.args, self.__dict__
 
 
 class ProcessRaisedException(ProcessException):
@@ -73,16 +69,31 @@ class ProcessRaisedException(ProcessException):
 
     def __init__(
         self,
-        message: str,
-        rank: int = -1,
-        pid: int = -1,
+        msg: str,
+        error_index: int = -1,
+        error_pid: int = -1,
         exception: BaseException | None = None,
         traceback: str = "",
     ) -> None:
-        super().__init__(message, rank, pid)
+        super().__init__(msg, error_index, error_pid)
         self.exception = exception
         self.traceback = traceback
         self.__cause__ = exception
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # The original is a user's: it may not survive pickle as it is, so it goes in pieces.
+        from rankspawn.workers.exceptions import pack
+
+        packed = None if self.exception is None else pack(self.exception)
+        return type(self), self.args, {**self.__dict__, "exception": packed}
+
+    def __setstate__(self, state: dict[str, Any] | None) -> None:
+        from rankspawn.workers.exceptions import unpack
+
+        attributes = dict(state or {})
+        packed = attributes.pop("exception", None)
+        self.__dict__.update(attributes)
+        self.exception = self.__cause__ = None if packed is None else unpack(packed)
 
 
 class ProcessExitedException(ProcessException):
@@ -95,13 +106,13 @@ class ProcessExitedException(ProcessException):
 
     def __init__(
         self,
-        message: str,
-        rank: int = -1,
-        pid: int = -1,
+        msg: str,
+        error_index: int = -1,
+        error_pid: int = -1,
         exit_code: int = -1,
         signal_name: str | None = None,
     ) -> None:
-        super().__init__(message, rank, pid)
+        super().__init__(msg, error_index, error_pid)
         self.exit_code = exit_code
         self.signal_name = signal_name
 
@@ -115,10 +126,10 @@ class SpawnTimeoutError(ProcessException, TimeoutError):
 
     def __init__(
         self,
-        message: str,
-        rank: int = -1,
-        pid: int = -1,
+        msg: str,
+        error_index: int = -1,
+        error_pid: int = -1,
         stacks: Mapping[int, str] | None = None,
     ) -> None:
-        super().__init__(message, rank, pid)
+        super().__init__(msg, error_index, error_pid)
         self.stacks: dict[int, str] = dict(stacks or {})

@@ -15,8 +15,9 @@ from rankspawn.plan.job import Job, make_plan, resolve
 from rankspawn.plan.ports import hold_ports
 from rankspawn.workers import child
 from rankspawn.workers.context import MultiprocessContext, Policy
-from rankspawn.workers.group import WorkerGroup, make_failure_event
-from rankspawn.workers.start import StartSettings, Task, start_workers
+from rankspawn.workers.group import WorkerGroup, start_group
+from rankspawn.workers.limits import make_room_for_descriptors
+from rankspawn.workers.start import StartSettings, Task
 
 
 def spawn_ranks(
@@ -72,26 +73,25 @@ def _starter(task: Task, job: Job, daemon: bool) -> Callable[[int], WorkerGroup]
     run_id = uuid.uuid4().hex
 
     def start(restart_count: int) -> WorkerGroup:
+        # For each rank a port, a sentinel and an outcome; a log while it is being started.
+        make_room_for_descriptors(3 * job.nprocs)
         ports = hold_ports(job)
-        event = make_failure_event()
         try:
             plan = make_plan(job, ports.ports, run_id=run_id, restart_count=restart_count)
             if options.print_config:
                 print(describe(plan), flush=True)  # noqa: T201 - what the option is for
-            environments = [spec.env for spec in plan.ranks]
-            workers = start_workers(
-                task,
-                environments,
-                settings,
-                event,
-                first_rank=plan.ranks[0].rank,
-                is_restart=restart_count > 0,
-            )
         except BaseException:
             ports.close()
-            event.close()
             raise
-        return WorkerGroup(workers, event, [ports])
+        return start_group(
+            task,
+            [spec.env for spec in plan.ranks],
+            settings,
+            grace=options.grace_period,
+            resources=[ports],
+            first_rank=plan.ranks[0].rank,
+            is_restart=restart_count > 0,
+        )
 
     return start
 

@@ -69,6 +69,7 @@ def test_the_message_of_an_exception_is_torchs(start_method: str) -> None:
         "Traceback (most recent call last):",
     ]
     assert lines[-1] == "ValueError: on purpose"
+    assert str(caught.value).endswith("\n")
 
 
 def test_the_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,3 +106,13 @@ def test_a_wrong_number_of_processes_is_refused(nprocs: object) -> None:
 def test_another_start_method_is_warned_about_and_not_used() -> None:
     with pytest.warns(FutureWarning, match="start_processes"):
         mp.spawn(index_and, nprocs=1, start_method="fork")
+
+
+def test_an_unknown_start_method_is_refused() -> None:
+    with pytest.raises(ValueError, match="bogus"):
+        mp.start_processes(index_and, nprocs=1, start_method="bogus")
+
+
+def test_wrong_arguments_have_a_traceback() -> None:
+    with pytest.raises(mp.ProcessRaisedException, match=r"Traceback \(most recent call last\):"):
+        mp.spawn(environment_of, args=(1, 2), nprocs=1)

@@ -12,12 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
-from rankspawn.options import check_args, check_nprocs
+from rankspawn.options import check_args, check_nprocs, read_options
 from rankspawn.spawning import refuse_while_importing_main
 from rankspawn.workers.context import MultiprocessContext, Policy
 from rankspawn.workers.failures import Wording
-from rankspawn.workers.group import WorkerGroup, make_failure_event
-from rankspawn.workers.start import StartSettings, Task, start_workers
+from rankspawn.workers.group import WorkerGroup, start_group
+from rankspawn.workers.limits import make_room_for_descriptors
+from rankspawn.workers.start import StartSettings, Task
 
 __all__ = [
     "ProcessContext",
@@ -83,16 +84,12 @@ def start_processes(
     if count < 1:
         raise ValueError(f"nprocs must be at least 1, not {nprocs}")
     task = Task(IndexFirst(fn), check_args(args), {}, [(index,) for index in range(count)])
-    settings = StartSettings(start_method, daemon)
+    options = read_options({"start_method": start_method})
+    settings = StartSettings(options.start_method, daemon)
 
     def start(_: int) -> WorkerGroup:
-        event = make_failure_event()
-        try:
-            workers = start_workers(task, [{}] * count, settings, event)
-        except BaseException:
-            event.close()
-            raise
-        return WorkerGroup(workers, event)
+        make_room_for_descriptors(2 * count)
+        return start_group(task, [{}] * count, settings, grace=_GRACE_SECONDS)
 
     context = MultiprocessContext(start, Policy(grace_period=_GRACE_SECONDS, wording=_WORDING))
     if not join:

@@ -213,8 +213,11 @@ def _describe(error: BaseException) -> str:
 
 
 def _without_ours(frames: TracebackType | None) -> TracebackType | None:
+    """Drop the frames of this package at the top; the last one stays if there are no others."""
     ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
+        if frames.tb_next is None:
+            break
         frames = frames.tb_next
     return frames
 

@@ -103,8 +103,8 @@ class MultiprocessContext:
         grace = self._policy.grace_period if grace_period is None else grace_period
         try:
             self._wait(lambda: self._finished, deadline, grace)
-        except BaseException:  # Ctrl-C, as a rule: workers do not outlive their join
-            self.terminate(grace)
+        except BaseException as error:  # workers do not outlive their join
+            self._stop(grace, interrupted=isinstance(error, KeyboardInterrupt))
             raise
         if not self._finished:
             return False
@@ -118,11 +118,7 @@ class MultiprocessContext:
         Blocks until they are gone, at most for the grace period and a few seconds. A later
         ``join`` raises unless all had ended well.
         """
-        grace = self._policy.grace_period if grace_period is None else grace_period
-        with self._settling:
-            if not self._finished:
-                self._group.stop(grace)
-                self._finish()
+        self._stop(self._policy.grace_period if grace_period is None else grace_period)
 
     def results(self) -> list[Any]:
         """The results by rank; waits for the workers as :meth:`join` does."""
@@ -178,6 +174,12 @@ class MultiprocessContext:
             elif not condition():
                 self._settle(group, grace)
         return True
+
+    def _stop(self, grace: float, *, interrupted: bool = False) -> None:
+        with self._settling:
+            if not self._finished:
+                self._group.stop(grace, interrupted=interrupted)
+                self._finish()
 
     def _settle(self, group: WorkerGroup, grace: float) -> None:
         """End the group after a failure, a timeout or success; start the next one if allowed."""

@@ -21,6 +21,7 @@ class Wording:
     raised: str = "Process {rank} terminated with the following error:\n"
     signalled: str = "Process {rank} terminated with signal {signal}"
     exited: str = "Process {rank} terminated with exit code {code}"
+    # torch's messages end in a line feed, and do not explain.
     explains: bool = True
 
 
@@ -42,7 +43,9 @@ def make_error(
     if outcome.end is not End.RAISED:
         detail = remains.text if outcome.end is End.EXITED else ""
         return _exited(outcome, detail, tail, wording)
-    message = wording.raised.format(rank=outcome.rank) + tail + remains.text.rstrip("\n")
+    message = wording.raised.format(rank=outcome.rank) + tail + remains.text
+    if wording.explains:
+        message = message.rstrip("\n")
     return ProcessRaisedException(
         message, outcome.rank, outcome.pid, remains.exception(), remains.text
     )
@@ -86,9 +89,10 @@ def _explain(outcome: Outcome, signal_name: str | None) -> str:
             "(an atexit handler, a thread, or a library's cleanup)"
         )
     if signal_name == "SIGKILL":
-        return (
-            f"process {outcome.pid} was killed; if nobody did that on purpose, the memory may "
-            "have run out (see `dmesg` or the container's memory limit)"
+        return f"process {outcome.pid} was killed; " + (
+            outcome.evidence
+            or "if nobody did that on purpose, the memory may have run out "
+            "(see `dmesg` or the container's memory limit)"
         )
     if signal_name is not None:
         return f"process {outcome.pid} was ended by the signal, without a Python exception"

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing import util
 from typing import Any
 
 from rankspawn.workers.descriptors import close_in_forks
@@ -37,6 +38,9 @@ def get_server(preload: tuple[str, ...], environ: Mapping[str, str]) -> ForkServ
     """
     with _starting:  # two threads must not start two
         server = _servers.get(preload)
+        if not _servers:
+            # At exit, after multiprocessing waited for the workers (its priorities from 0 on).
+            util.Finalize(None, stop_servers, exitpriority=-100)
         if server is None or not server.usable:
             server = _servers[preload] = ForkServer(preload, environ)
         return server

@@ -11,11 +11,14 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rankspawn.workers.descriptors import Closable, Owned, above_stdio, close_in_forks
+from rankspawn.workers.guardian import Guardian
+from rankspawn.workers.marker import VARIABLE, new_mark, variable_value
+from rankspawn.workers.oom import describe_change, read_counts
 from rankspawn.workers.outcome import Outcome, Remains, classify, read_header, take_remains
-from rankspawn.workers.start import Worker
+from rankspawn.workers.start import StartSettings, Task, Worker, start_workers
 from rankspawn.workers.teardown import stop_workers
 
 
@@ -23,8 +26,14 @@ class WorkerGroup:
     """The workers of one start, and the resources they need while they run."""
 
     def __init__(
-        self, workers: Sequence[Worker], failure_event: Owned, resources: Sequence[Closable] = ()
+        self,
+        workers: Sequence[Worker],
+        mark: str,
+        failure_event: Owned,
+        resources: Sequence[Closable] = (),
     ) -> None:
+        self.mark = mark
+        self._oom_before = read_counts()
         self.workers = list(workers)
         self.processes = [worker.process for worker in workers]
         # Sentinel to position; shrinks as workers end.
@@ -92,23 +101,23 @@ class WorkerGroup:
         if free:
             self._select(0)
 
-    def stop(self, grace: float) -> None:
-        """End every worker that still runs, and what it started; see ``teardown``.
+    def stop(self, grace: float, *, interrupted: bool = False) -> None:
+        """End every worker that still runs, and what the workers started; see ``teardown``.
 
-        An exception (a second Ctrl-C) during the grace period cuts it short.
+        After a success there is nothing to stop: what such workers started is left alone. An
+        exception (a second Ctrl-C) during the grace period cuts it short.
         """
         with self._stopping:
             self.collect()
-            if self.all_ended:
+            if self.all_ended and not self.failures:
                 return
             if self._stopped_ns is None:
                 self._stopped_ns = time.monotonic_ns()
-            stop_workers(self, grace)
+            stop_workers(self, grace, interrupted=interrupted)
 
     def close(self) -> None:
         """Let go of what running workers needed; what they left stays readable."""
         self._selector.close()
-        self._failure_event.close()
         for process in self.processes:
             process.popen.close()
         while self._resources:
@@ -179,10 +188,48 @@ class WorkerGroup:
             exit_code,
             seen_ns=now,
             stopped_ns=self._stopped_ns,
+            evidence=describe_change(self._oom_before, read_counts()) if exit_code == -9 else None,
         )
 
 
-def make_failure_event() -> Owned:
-    """The descriptor through which workers wake the parent."""
-    flags = os.EFD_CLOEXEC | os.EFD_NONBLOCK
-    return Owned(above_stdio(os.eventfd(0, flags)))
+def start_group(
+    task: Task,
+    environments: Sequence[Mapping[str, str | None]],
+    settings: StartSettings,
+    *,
+    grace: float,
+    resources: Sequence[Closable] = (),
+    first_rank: int = 0,
+    is_restart: bool = False,
+) -> WorkerGroup:
+    """Start one worker per environment, watched over in case this process dies.
+
+    Args:
+        task: What they run.
+        environments: For each rank the changes to this process's environment; None removes.
+        settings: How to start.
+        grace: Seconds that they get to end, if this process dies.
+        resources: What they need while they run; closed with the group.
+        first_rank: The rank of the first one; others follow.
+        is_restart: Then logs go on where they ended.
+
+    Raises:
+        TypeError: The task cannot be sent to a worker; nothing was started.
+        OSError: A process could not be started; those before it were killed.
+    """
+    mark = new_mark()
+    closables: list[Closable] = [*resources]
+    try:
+        event = Owned(above_stdio(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)))
+        closables.append(event)
+        # Before the first worker, so that there is no moment without it.
+        closables.append(Guardian(mark, grace))
+        marked = [{**changes, VARIABLE: variable_value(mark)} for changes in environments]
+        workers = start_workers(
+            task, marked, settings, event, mark, first_rank=first_rank, is_restart=is_restart
+        )
+    except BaseException:
+        for one in reversed(closables):
+            one.close()
+        raise
+    return WorkerGroup(workers, mark, event, closables)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from rankspawn.workers.descriptors import anonymous_file
 from rankspawn.workers.exceptions import unpack
-from rankspawn.workers.parcel import WORD, open_parcel, unpack_words
+from rankspawn.workers.parcel import PAGE, WORD, open_parcel, unpack_words
 from rankspawn.workers.report import EXITED, HEADER_WORDS, IN_FUNCTION, RAISED, RETURNED
 
 
@@ -55,13 +56,22 @@ class Outcome:
     exit_code: int
     when_ns: int
     reached_function: bool
-    # Set if the worker returned and then failed on its way out.
+    # The worker reported a result, whatever happened to it afterwards.
     had_returned: bool = False
+    # What the system knows about a death by SIGKILL.
+    evidence: str | None = None
 
     @property
     def is_failure(self) -> bool:
         """True for a failure of its own; a rank that we stopped is a victim."""
         return self.end not in (End.RETURNED, End.STOPPED)
+
+
+def make_outcome_file(name: str) -> int:
+    """A file for one worker's report; it has its first page, which forked workers map."""
+    fd = anonymous_file(name)
+    os.ftruncate(fd, PAGE)
+    return fd
 
 
 def read_header(fd: int) -> Header:
@@ -78,6 +88,7 @@ def classify(
     *,
     seen_ns: int,
     stopped_ns: int | None,
+    evidence: str | None = None,
 ) -> Outcome:
     """Decide how a rank ended.
 
@@ -88,6 +99,7 @@ def classify(
         exit_code: None if it reported a failure but still runs.
         seen_ns: When its end was noticed, for those who could not report one.
         stopped_ns: When we began to stop it, if we did before its end was noticed.
+        evidence: What the system knows about a death by SIGKILL.
     """
     when = header.when_ns if header.kind else seen_ns
     victim = stopped_ns is not None and when >= stopped_ns
@@ -105,7 +117,7 @@ def classify(
     # What the worker reported counts; the process may have been stopped on its way out.
     code = header.exit_code if header.is_failure or exit_code is None else exit_code
     reached = header.stage >= IN_FUNCTION
-    return Outcome(rank, pid, end, code, when, reached, had_returned=returned)
+    return Outcome(rank, pid, end, code, when, reached, returned, evidence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,12 @@ class Report:
         os.lseek(fd, STACKS_AT, os.SEEK_SET)
         return fd
 
+    def carry_mark(self) -> None:
+        """Map the file, whose name is the job's mark; see ``marker``. For forked workers."""
+        import mmap
+
+        self._mark = mmap.mmap(self._fd, PAGE, prot=mmap.PROT_READ)
+
     def returned(self, value: Any) -> None:
         """Keep the result.
 

@@ -121,6 +121,7 @@ def _run_worker(order: list[int], fds: list[int]) -> NoReturn:
         outcome, event, payload, tracker, *inherited.received[:] = fds
         redirect_output(*log)
         report = Report(outcome, event)
+        report.carry_mark()
         code = work(report, lambda: _become(rank, payload, environ, tracker, tables))
         run_exit_handlers()
     finally:

@@ -23,10 +23,13 @@ from multiprocessing import process as mp_process
 from typing import Any, NoReturn, Protocol
 
 from rankspawn.workers.child import redirect_output, run_exit_handlers, work
-from rankspawn.workers.descriptors import Owned, anonymous_file
+from rankspawn.workers.descriptors import Owned
 from rankspawn.workers.forkserver import get_server
 from rankspawn.workers.interpreter import command
+from rankspawn.workers.limits import explain_start_failure
 from rankspawn.workers.logs import log_path, open_log
+from rankspawn.workers.marker import file_name, kill_marked
+from rankspawn.workers.outcome import make_outcome_file
 from rankspawn.workers.payload import Inheritance, Payload, write_payload
 from rankspawn.workers.process import RankProcess, WorkerPopen
 from rankspawn.workers.report import Report
@@ -72,9 +75,10 @@ def start_workers(
     environments: Sequence[Mapping[str, str | None]],
     settings: StartSettings,
     failure_event: Owned,
+    mark: str,
     *,
-    first_rank: int = 0,
-    is_restart: bool = False,
+    first_rank: int,
+    is_restart: bool,
 ) -> list[Worker]:
     """Start one worker per environment.
 
@@ -83,6 +87,7 @@ def start_workers(
         environments: For each rank the changes to this process's environment; None removes.
         settings: How to start.
         failure_event: An eventfd that a failing worker writes to.
+        mark: What tells processes of this group from all others.
         first_rank: The rank of the first one; others follow.
         is_restart: Then logs go on where they ended.
 
@@ -96,23 +101,28 @@ def start_workers(
         with _sigint_blocked():
             for index, changes in enumerate(environments):
                 rank = first_rank + index
-                outcome = Owned(anonymous_file(f"rankspawn-outcome-{rank}"))
+                outcome = Owned(make_outcome_file(file_name(mark)))
                 path = log_path(settings.log_dir, rank) if settings.log_dir else None
                 log = open_log(path, keep=is_restart) if path else None
                 order = Order(rank, index, changes, outcome, log)
                 process = RankProcess(rank, partial(launcher.launch, order=order), settings.daemon)
                 process.start()
                 started.append(Worker(rank, process, outcome, path))
+    except OSError as error:
+        kill_started(started, mark)
+        error.add_note(explain_start_failure(error, len(started), len(environments)))
+        raise
     except BaseException:
-        kill_started(started)
+        kill_started(started, mark)
         raise
     finally:
         launcher.close()
     return started
 
 
-def kill_started(started: Sequence[Worker]) -> None:
+def kill_started(started: Sequence[Worker], mark: str) -> None:
     """End the workers of a start that failed half-way."""
+    kill_marked(mark)
     for worker in started:
         worker.process.popen.kill()
     for worker in started:
@@ -161,7 +171,7 @@ class _ForkLauncher:
         ]
         outcome, event, *log = kept
         try:
-            process.body = lambda: work(Report(outcome, event), lambda: self._become(order, log))
+            process.body = lambda: self._work(order, Report(outcome, event), log)
             # What is still buffered would be printed by every worker once more.
             sys.stdout.flush()
             sys.stderr.flush()
@@ -176,9 +186,14 @@ class _ForkLauncher:
     def close(self) -> None:
         pass
 
-    def _become(self, order: Order, log: list[int]) -> Callable[[], Any]:
+    def _work(self, order: Order, report: Report, log: list[int]) -> int:
         """Runs in the worker."""
+        report.carry_mark()
         redirect_output(*log)
+        return work(report, lambda: self._become(order))
+
+    def _become(self, order: Order) -> Callable[[], Any]:
+        """Runs in the worker."""
         for name, value in order.changes.items():
             if value is None:
                 os.environ.pop(name, None)

@@ -1,12 +1,19 @@
-"""Stopping a group: SIGTERM, one shared grace period, SIGKILL, reap."""
+"""Stopping a group: SIGTERM, one shared grace period, SIGKILL, reap.
+
+The workers get the grace period; what they started is killed once they are gone, the failed
+rank's own children too. Nobody is touched who does not carry the job's mark.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
+
+from rankspawn.workers.marker import kill_marked
 
 if TYPE_CHECKING:
     from rankspawn.workers.group import WorkerGroup
@@ -22,10 +29,19 @@ LEAVE_SECONDS = 1.0
 REAP_SECONDS = 5.0
 
 
-def stop_workers(group: WorkerGroup, grace: float) -> None:
-    """End all workers of the group, the stubborn ones by force."""
+def stop_workers(group: WorkerGroup, grace: float, *, interrupted: bool = False) -> None:
+    """End all workers of the group, the stubborn ones by force, and what they started.
+
+    Args:
+        group: Whose workers.
+        grace: Seconds until SIGKILL.
+        interrupted: This process got SIGINT, and the workers too if a terminal sent it; then
+            they are given time to act on that before SIGTERM ends those without a handler.
+    """
     deadline = time.monotonic() + grace
     try:
+        if interrupted and _is_in_foreground():
+            group.wait(lambda: group.all_ended, time.monotonic() + grace / 2)
         # Ranks that reported are on their way out by themselves, and may still save something.
         leaving = [group.workers[at] for at in group.sentinels.values() if at in group.outcomes]
         _terminate(one for one in _running(group) if one not in leaving)
@@ -34,6 +50,20 @@ def stop_workers(group: WorkerGroup, grace: float) -> None:
         group.wait(lambda: group.all_ended, deadline)
     finally:
         _kill(group, grace)
+
+
+def _is_in_foreground() -> bool:
+    """Ctrl-C in our terminal reaches this process and its workers alike."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def _terminate(workers: Iterable[Worker]) -> None:
@@ -52,6 +82,7 @@ def _kill(group: WorkerGroup, grace: float) -> None:
             grace,
         )
         worker.process.popen.kill()
+    kill_marked(group.mark)
     if not group.wait(lambda: group.all_ended, time.monotonic() + REAP_SECONDS):
         left = [f"rank {one.rank} (pid {one.process.popen.pid})" for one in _running(group)]
         logger.error("%s cannot be reaped %.0f s after SIGKILL", ", ".join(left), REAP_SECONDS)

@@ -1,0 +1,91 @@
+"""Ends the workers of a parent that died without a chance to do it.
+
+A tiny shell process per group, outside of all others, blocks on a pipe whose other end only the
+parent has. If the parent says goodbye, it exits. If the pipe just closes, the parent is gone,
+by whatever signal and from whatever thread, and it does the teardown: SIGTERM, grace, SIGKILL
+to all that carry the job's mark.
+
+Rejected: ``PR_SET_PDEATHSIG`` fires when the *thread* that started the worker ends, does not
+reach grandchildren, and means nothing under a fork server. A watching thread in each worker
+needs the GIL, which a worker in C code may hold for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+
+from rankspawn.workers.descriptors import Owned, above_stdio
+from rankspawn.workers.marker import file_name
+
+logger = logging.getLogger(__name__)
+
+_SHELL = "/bin/sh"
+_GOODBYE = b"goodbye\n"
+# $1: what is searched for in /proc/*/environ, $2: in /proc/*/maps, $3: tenths of a second.
+_SCRIPT = r"""
+trap "" HUP INT TERM QUIT
+read -r word
+[ "$word" = goodbye ] && exit 0
+marked() {
+    { grep -lsF -e "$1" /proc/[0-9]*/environ; grep -lsF -e "$2" /proc/[0-9]*/maps; } |
+        while IFS=/ read -r _ _ pid _; do echo "$pid"; done
+}
+kill -TERM $(marked "$1" "$2") 2>/dev/null
+kill -CONT $(marked "$1" "$2") 2>/dev/null
+left=$3
+while [ "$left" -gt 0 ] && [ -n "$(marked "$1" "$2")" ]; do
+    sleep 0.1
+    left=$((left - 1))
+done
+tries=50
+while [ "$tries" -gt 0 ]; do
+    pids=$(marked "$1" "$2")
+    [ -z "$pids" ] && exit 0
+    kill -STOP $pids 2>/dev/null
+    kill -KILL $(marked "$1" "$2") $pids 2>/dev/null
+    tries=$((tries - 1))
+done
+"""
+
+
+class Guardian:
+    """Watches this process for one group; ``close`` once the group ended."""
+
+    def __init__(self, mark: str, grace: float) -> None:
+        read, write = (above_stdio(fd) for fd in os.pipe())
+        self._lifeline = Owned(write)
+        tenths = str(max(0, int(grace * 10)))
+        try:
+            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+                [_SHELL, "-c", _SCRIPT, "rankspawn-guardian", mark, file_name(mark), tenths],
+                stdin=read,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                # Not the job's own environment: the guardian must not carry the mark.
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                # A terminal that closes, or Ctrl-C in it, must not end the guardian.
+                start_new_session=True,
+            )
+        except OSError as error:
+            logger.warning(
+                "workers would outlive a killed parent: %s cannot be started (%s)", _SHELL, error
+            )
+            self._process = None
+        finally:
+            os.close(read)
+
+    def close(self) -> None:
+        """Say goodbye; a second call does nothing."""
+        if self._lifeline.closed:
+            return
+        if self._process is not None:
+            # If it is gone already, somebody killed it; then there is nobody to tell.
+            with contextlib.suppress(BrokenPipeError):
+                os.write(self._lifeline.fileno(), _GOODBYE)
+        self._lifeline.close()
+        if self._process is not None:
+            self._process.wait()

@@ -1,0 +1,113 @@
+"""The mark that every process of a job carries, and finding who carries it.
+
+Teardown must reach whatever a worker started, also after a double fork or in a session of its
+own, and must not touch anybody else. So each worker carries the job's id in two places:
+
+* in its environment, which survives ``exec`` (``/proc/<pid>/environ``);
+* as a mapping of a memory file with that name, which survives ``fork`` without ``exec``, even
+  if all descriptors get closed (``/proc/<pid>/maps``).
+
+The ids of nested jobs are added to those of the outer ones, so stopping an outer job finds the
+inner one's processes as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+import uuid
+from collections.abc import Iterator
+
+VARIABLE = "RANKSPAWN_JOB"
+_PREFIX = "rankspawn-job-"
+# How long killed processes may take to go; see teardown.REAP_SECONDS.
+GONE_SECONDS = 5.0
+
+
+def new_mark() -> str:
+    """An id that no other job has."""
+    return uuid.uuid4().hex
+
+
+def variable_value(mark: str) -> str:
+    """The environment's entry for a job that is started by this process."""
+    outer = os.environ.get(VARIABLE)
+    return f"{outer}/{mark}" if outer else mark
+
+
+def file_name(mark: str) -> str:
+    """The name of the memory file that workers map."""
+    return _PREFIX + mark
+
+
+def find_marked(mark: str) -> Iterator[int]:
+    """The ids of all processes that carry the mark, this one excepted."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid() and is_marked(int(name), mark):
+            yield int(name)
+
+
+def is_marked(pid: int, mark: str) -> bool:
+    """True if the process carries the mark; False also for one that we may not look at."""
+    wanted = mark.encode()
+    with contextlib.suppress(OSError):
+        if wanted in _read(f"/proc/{pid}/environ"):
+            return True
+        return wanted in _read(f"/proc/{pid}/maps")
+    return False
+
+
+def kill_marked(mark: str) -> list[int]:
+    """Kill every process that carries the mark; return the ids of those that were there.
+
+    All are stopped before the first is killed, so that none can fork while we look.
+    """
+    found: dict[int, int] = {}
+    try:
+        while fresh := [pid for pid in find_marked(mark) if pid not in found]:
+            for pid in fresh:
+                found[pid] = _open_marked(pid, mark)
+                _send(found[pid], signal.SIGSTOP)
+        for pidfd in found.values():
+            _send(pidfd, signal.SIGKILL)
+        _wait_for_ends([pidfd for pidfd in found.values() if pidfd >= 0])
+    finally:
+        for pidfd in found.values():
+            if pidfd >= 0:
+                os.close(pidfd)
+    return list(found)
+
+
+def _open_marked(pid: int, mark: str) -> int:
+    """A pidfd, unless the process ended and its number went to a stranger meanwhile."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return -1
+    if is_marked(pid, mark):
+        return pidfd
+    os.close(pidfd)
+    return -1
+
+
+def _wait_for_ends(pidfds: list[int]) -> None:
+    """Until all are gone; bounded, because the kernel may hold one in a system call."""
+    deadline = time.monotonic() + GONE_SECONDS
+    for pidfd in pidfds:
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+
+
+def _send(pidfd: int, number: int) -> None:
+    if pidfd >= 0:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(pidfd, number)
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
