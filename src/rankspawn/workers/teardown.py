@@ -35,11 +35,16 @@ def stop_workers(group: WorkerGroup, grace: float, *, interrupted: bool = False)
     Args:
         group: Whose workers.
         grace: Seconds until SIGKILL.
-        interrupted: This process got SIGINT, and the workers too if a terminal sent it; then
-            they are given time to act on that before SIGTERM ends those without a handler.
+        interrupted: This process got SIGINT, and the workers too if the terminal sent it; then
+            they are given half of the time to act on that before SIGTERM, which ends those
+            without a handler at once. Who sent it cannot be known, so they get that time also
+            if somebody sent it to this process alone.
     """
     deadline = time.monotonic() + grace
     try:
+        if interrupted:
+            count = len(group.sentinels)
+            logger.info("interrupted: stopping %d workers; interrupt again to kill them", count)
         if interrupted and _is_in_foreground():
             group.wait(lambda: group.all_ended, time.monotonic() + grace / 2)
         # Ranks that reported are on their way out by themselves, and may still save something.

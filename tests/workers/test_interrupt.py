@@ -1,0 +1,196 @@
+"""Ctrl-C: in a terminal, where the whole foreground group gets it, and to the parent alone."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.descendants import Watched
+from tests.jobs import DEADLOCK
+
+ROOT = Path(__file__).parent.parent.parent
+
+PROGRAM = """
+import asyncio, logging, os, signal, sys, time
+import rankspawn
+from tests import jobs
+
+def say(text):
+    os.write(1, (text + "\\n").encode())
+
+def just_wait():
+    say(f"ready {os.getpid()}")
+    jobs.sleep_for_ever()
+
+def save_on_interrupt():
+    try:
+        just_wait()
+    except KeyboardInterrupt:
+        time.sleep(0.3)  # what saving takes
+        say("saved")
+        raise
+
+def save_on_sigterm():
+    def save(*_):
+        time.sleep(0.3)
+        say("saved")
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    just_wait()
+
+def ignore_all():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    just_wait()
+
+def start(**options):
+    return rankspawn.spawn(globals()[sys.argv[1]], nprocs=2, backend="gloo",
+                           start_method=sys.argv[2], grace_period=float(sys.argv[3]), **options)
+
+async def wait_async():
+    await start(join=False)
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    try:
+        if sys.argv[4] == "await":
+            asyncio.run(wait_async())
+        else:
+            start()
+    except KeyboardInterrupt:
+        say("one KeyboardInterrupt")
+        raise SystemExit(130)
+"""
+
+
+class Session:
+    """The program in a terminal of its own, as its foreground process group."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        program = folder / "program.py"
+        program.write_text(PROGRAM)
+        self.master, slave = pty.openpty()
+        environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.in_terminal", str(program), *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environ,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        os.close(slave)
+        self.output = ""
+
+    def read_until(self, text: str, count: int = 1) -> None:
+        """Read what the terminal shows until the text was there so often."""
+        deadline = time.monotonic() + DEADLOCK
+        while self.output.count(text) < count:
+            ready, _, _ = select.select([self.master], [], [], deadline - time.monotonic())
+            assert ready, f"{text!r} never came: {self.output}"
+            if not self._read():
+                break
+        assert self.output.count(text) >= count, self.output
+
+    def pids(self) -> list[int]:
+        self.read_until("ready", 2)
+        words = self.output.split()
+        return [int(words[at + 1]) for at, word in enumerate(words) if word == "ready"]
+
+    def press_ctrl_c(self) -> None:
+        os.write(self.master, b"\x03")
+
+    def finish(self) -> int:
+        while self._read():
+            pass
+        return self.process.wait(DEADLOCK)
+
+    def _read(self) -> str:
+        try:
+            text = os.read(self.master, 65536).decode()
+        except OSError:  # everybody closed the terminal
+            return ""
+        self.output += text
+        return text
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def open_session(tmp_path: Path) -> Iterator[type[Session]]:
+    sessions: list[Session] = []
+
+    class Opened(Session):
+        def __init__(self, *arguments: str) -> None:
+            super().__init__(tmp_path, *arguments)
+            sessions.append(self)
+
+    yield Opened
+    for session in sessions:
+        session.close()
+
+
+def assert_quiet(session: Session) -> None:
+    """One line about the interrupt, and not one traceback."""
+    assert session.output.count("one KeyboardInterrupt") == 1, session.output
+    assert "Traceback" not in session.output, session.output
+
+
+@pytest.mark.parametrize("how", ["join", "await"])
+def test_ctrl_c_in_a_terminal(open_session: type[Session], start_method: str, how: str) -> None:
+    session = open_session("just_wait", start_method, "10", how)  # type: ignore[arg-type]
+    with Watched(session.pids()) as workers:
+        session.press_ctrl_c()
+        assert session.finish() == 130
+        assert workers.alive() == []
+    assert_quiet(session)
+
+
+def test_workers_have_time_to_save_their_state(
+    open_session: type[Session], start_method: str
+) -> None:
+    session = open_session("save_on_interrupt", start_method, "30", "join")  # type: ignore[arg-type]
+    with Watched(session.pids()):
+        session.press_ctrl_c()
+        assert session.finish() == 130
+    assert session.output.count("saved") == 2
+    assert_quiet(session)
+
+
+@pytest.mark.parametrize("how", ["join", "await"])
+def test_sigint_to_the_parent_alone(
+    open_session: type[Session], start_method: str, how: str
+) -> None:
+    session = open_session("save_on_sigterm", start_method, "3", how)  # type: ignore[arg-type]
+    with Watched(session.pids()) as workers:
+        session.process.send_signal(signal.SIGINT)
+        assert session.finish() == 130
+        assert workers.alive() == []
+    assert session.output.count("saved") == 2
+    assert_quiet(session)
+
+
+def test_a_second_ctrl_c_kills_at_once(open_session: type[Session], start_method: str) -> None:
+    session = open_session("ignore_all", start_method, str(10 * DEADLOCK), "join")  # type: ignore[arg-type]
+    with Watched(session.pids()) as workers:
+        session.press_ctrl_c()
+        session.read_until("interrupted")
+        assert len(workers.alive()) == 2
+        session.press_ctrl_c()
+        assert session.finish() == 130
+        assert workers.alive() == []
+    assert_quiet(session)
