@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -18,6 +19,7 @@ from rankspawn.workers.outcome import End
 from rankspawn.workers.process import RankProcess
 from rankspawn.workers.queues import RankQueue
 from rankspawn.workers.stacks import collect_stacks, describe_stacks
+from rankspawn.workers.start import sigint_blocked
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,15 @@ class MultiprocessContext:
         self._values: dict[int, Any] = {}
         timeout = policy.timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
-        self._group = start(0)
-        ranks = range(len(self._group.workers))
-        self.return_queues = [
-            RankQueue(self, at, self._has_result, self._take_result) for at in ranks
-        ]
-        self.error_queues = [RankQueue(self, at, self._has_error, self._take_error) for at in ranks]
+        with self._stopped_on_error(policy.grace_period), sigint_blocked():
+            self._group = start(0)
+            ranks = range(len(self._group.workers))
+            self.return_queues = [
+                RankQueue(self, at, self._has_result, self._take_result) for at in ranks
+            ]
+            self.error_queues = [
+                RankQueue(self, at, self._has_error, self._take_error) for at in ranks
+            ]
 
     @property
     def processes(self) -> list[RankProcess]:
@@ -101,11 +106,8 @@ class MultiprocessContext:
         """
         deadline = None if timeout is None else time.monotonic() + max(0.0, timeout)
         grace = self._policy.grace_period if grace_period is None else grace_period
-        try:
+        with self._stopped_on_error(grace):
             self._wait(lambda: self._finished, deadline, grace)
-        except BaseException as error:  # workers do not outlive their join
-            self._stop(grace, interrupted=isinstance(error, KeyboardInterrupt))
-            raise
         if not self._finished:
             return False
         if self._error is not None:
@@ -174,6 +176,16 @@ class MultiprocessContext:
             elif not condition():
                 self._settle(group, grace)
         return True
+
+    @contextmanager
+    def _stopped_on_error(self, grace: float) -> Iterator[None]:
+        """Whatever goes wrong in here (Ctrl-C, as a rule), the workers do not outlive it."""
+        try:
+            yield
+        except BaseException as error:
+            if hasattr(self, "_group"):
+                self._stop(grace, interrupted=isinstance(error, KeyboardInterrupt))
+            raise
 
     def _stop(self, grace: float, *, interrupted: bool = False) -> None:
         with self._settling:

@@ -18,7 +18,7 @@ from rankspawn.workers.guardian import Guardian
 from rankspawn.workers.marker import VARIABLE, new_mark, variable_value
 from rankspawn.workers.oom import describe_change, read_counts
 from rankspawn.workers.outcome import Outcome, Remains, classify, read_header, take_remains
-from rankspawn.workers.start import StartSettings, Task, Worker, start_workers
+from rankspawn.workers.start import StartSettings, Task, Worker, kill_started, start_workers
 from rankspawn.workers.teardown import stop_workers
 
 
@@ -219,17 +219,26 @@ def start_group(
     """
     mark = new_mark()
     closables: list[Closable] = [*resources]
+    workers: list[Worker] = []
     try:
         event = Owned(above_stdio(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)))
         closables.append(event)
         # Before the first worker, so that there is no moment without it.
         closables.append(Guardian(mark, grace))
         marked = [{**changes, VARIABLE: variable_value(mark)} for changes in environments]
-        workers = start_workers(
-            task, marked, settings, event, mark, first_rank=first_rank, is_restart=is_restart
+        start_workers(
+            task,
+            marked,
+            settings,
+            event,
+            mark,
+            workers,
+            first_rank=first_rank,
+            is_restart=is_restart,
         )
+        return WorkerGroup(workers, mark, event, closables)
     except BaseException:
+        kill_started(workers, mark)
         for one in reversed(closables):
             one.close()
         raise
-    return WorkerGroup(workers, mark, event, closables)

@@ -1,4 +1,4 @@
-"""Starting the workers of a group: all of them, or none.
+"""Starting the workers of a group.
 
 Each start method is one function that takes a rank's orders and returns a started process::
 
@@ -76,11 +76,12 @@ def start_workers(
     settings: StartSettings,
     failure_event: Owned,
     mark: str,
+    started: list[Worker],
     *,
     first_rank: int,
     is_restart: bool,
-) -> list[Worker]:
-    """Start one worker per environment.
+) -> None:
+    """Start one worker per environment; after an exception the caller ends those started.
 
     Args:
         task: What they run.
@@ -88,36 +89,30 @@ def start_workers(
         settings: How to start.
         failure_event: An eventfd that a failing worker writes to.
         mark: What tells processes of this group from all others.
+        started: Gets each worker as soon as it runs.
         first_rank: The rank of the first one; others follow.
         is_restart: Then logs go on where they ended.
 
     Raises:
         TypeError: The task cannot be sent to a worker; nothing was started.
-        OSError: A process could not be started; those before it were killed.
+        OSError: A process could not be started.
     """
     launcher = _LAUNCHERS[settings.start_method](task, settings, failure_event)
-    started: list[Worker] = []
     try:
-        with _sigint_blocked():
-            for index, changes in enumerate(environments):
-                rank = first_rank + index
-                outcome = Owned(make_outcome_file(file_name(mark)))
-                path = log_path(settings.log_dir, rank) if settings.log_dir else None
-                log = open_log(path, keep=is_restart) if path else None
-                order = Order(rank, index, changes, outcome, log)
-                process = RankProcess(rank, partial(launcher.launch, order=order), settings.daemon)
-                process.start()
-                started.append(Worker(rank, process, outcome, path))
+        for index, changes in enumerate(environments):
+            rank = first_rank + index
+            outcome = Owned(make_outcome_file(file_name(mark)))
+            path = log_path(settings.log_dir, rank) if settings.log_dir else None
+            log = open_log(path, keep=is_restart) if path else None
+            order = Order(rank, index, changes, outcome, log)
+            process = RankProcess(rank, partial(launcher.launch, order=order), settings.daemon)
+            process.start()
+            started.append(Worker(rank, process, outcome, path))
     except OSError as error:
-        kill_started(started, mark)
         error.add_note(explain_start_failure(error, len(started), len(environments)))
-        raise
-    except BaseException:
-        kill_started(started, mark)
         raise
     finally:
         launcher.close()
-    return started
 
 
 def kill_started(started: Sequence[Worker], mark: str) -> None:
@@ -324,8 +319,12 @@ def _run_and_exit(process: RankProcess) -> NoReturn:
 
 
 @contextmanager
-def _sigint_blocked() -> Iterator[None]:
-    """Workers start with SIGINT blocked, until they can take it without a traceback."""
+def sigint_blocked() -> Iterator[None]:
+    """Hold Ctrl-C back while workers are being started.
+
+    Workers inherit this, until they can take an interrupt without a traceback; and this
+    process gets it once somebody is there to stop them.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
