@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from rankspawn.errors import ProcessException, SpawnTimeoutError
+from rankspawn.workers.descriptors import stdio_occupied
 from rankspawn.workers.failures import OURS, Wording, first_of, make_error
 from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.outcome import End
@@ -59,7 +60,7 @@ class MultiprocessContext:
         timeout = policy.timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
         with self._stopped_on_error(policy.grace_period), sigint_blocked():
-            self._group = start(0)
+            self._start_group()
             ranks = range(len(self._group.workers))
             self.return_queues = [
                 RankQueue(self, at, self._has_result, self._take_result) for at in ranks
@@ -177,6 +178,10 @@ class MultiprocessContext:
                 self._settle(group, grace)
         return True
 
+    def _start_group(self) -> None:
+        with stdio_occupied():
+            self._group = self._start(self._restarts)
+
     @contextmanager
     def _stopped_on_error(self, grace: float) -> Iterator[None]:
         """Whatever goes wrong in here (Ctrl-C, as a rule), the workers do not outlive it."""
@@ -205,7 +210,8 @@ class MultiprocessContext:
             elif group.failures and self._may_restart(group):
                 group.close()
                 self._restarts += 1
-                self._group = self._start(self._restarts)
+                with sigint_blocked():
+                    self._start_group()
             else:
                 self._finish()
 

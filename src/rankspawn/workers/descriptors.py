@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 _owned: weakref.WeakSet[Closable] = weakref.WeakSet()
@@ -73,25 +75,28 @@ def anonymous_file(name: str) -> int:
     It vanishes with its last descriptor, so nothing is left behind however anyone dies.
     """
     if hasattr(os, "memfd_create"):
-        return above_stdio(os.memfd_create(name, os.MFD_CLOEXEC))
+        return os.memfd_create(name, os.MFD_CLOEXEC)
     import tempfile  # other platforms only
 
     fd, path = tempfile.mkstemp(prefix=name)
     os.unlink(path)
-    return above_stdio(fd)
+    return fd
 
 
-def above_stdio(fd: int) -> int:
-    """The same descriptor under a number above 2.
+@contextmanager
+def stdio_occupied() -> Iterator[None]:
+    """Have the numbers 0 to 2 in use, by the null device where they are free.
 
-    In a parent that closed its standard streams, new descriptors get the numbers 0 to 2, and a
-    worker would print into them.
+    In a parent that closed its standard streams new descriptors get these numbers, and a
+    worker, which inherits them, would print into them.
     """
-    if fd > 2:
-        return fd
-    import fcntl
-
+    fillers = []
     try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
-    finally:
+        while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+            os.set_inheritable(fd, True)
+            fillers.append(fd)
         os.close(fd)
+        yield
+    finally:
+        for fd in fillers:
+            os.close(fd)

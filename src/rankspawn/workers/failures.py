@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from rankspawn.workers.logs import read_tail
 from rankspawn.workers.outcome import End, Outcome, Remains
+from rankspawn.workers.process import STATUS_LOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,11 @@ def _explain(outcome: Outcome, signal_name: str | None) -> str:
         )
     if signal_name is not None:
         return f"process {outcome.pid} was ended by the signal, without a Python exception"
+    if outcome.exit_code == STATUS_LOST:
+        return (
+            f"process {outcome.pid} ended without a report, and its status is not known: SIGCHLD "
+            "is ignored in this program, something else waited for it, or it exited with that"
+        )
     if outcome.exit_code == 0:
         return (
             f"process {outcome.pid} exited without returning: something called os._exit(0), "

@@ -21,7 +21,7 @@ from typing import Any
 
 from rankspawn.workers.descriptors import close_in_forks
 from rankspawn.workers.interpreter import command
-from rankspawn.workers.process import STATUS_LOST, WorkerPopen
+from rankspawn.workers.process import WorkerPopen
 
 _servers: dict[tuple[str, ...], ForkServer] = {}
 _starting = threading.Lock()
@@ -111,7 +111,9 @@ class ForkServer:
                 try:
                     self._receive()
                 except OSError:
-                    return STATUS_LOST  # the server is gone, and with it the status
+                    raise ChildProcessError(
+                        "the fork server is gone, and the status with it"
+                    ) from None
             return self._statuses.pop(ticket)
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:

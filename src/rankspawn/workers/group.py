@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from rankspawn.workers.descriptors import Closable, Owned, above_stdio, close_in_forks
+from rankspawn.workers.descriptors import Closable, Owned, close_in_forks
 from rankspawn.workers.guardian import Guardian
 from rankspawn.workers.marker import VARIABLE, new_mark, variable_value
 from rankspawn.workers.oom import describe_change, read_counts
@@ -168,7 +168,8 @@ class WorkerGroup:
     def _reap(self, at: int) -> int | None:
         process = self.processes[at]
         process.join()
-        return process.exitcode
+        # Without a status, the worker's report is all there is.
+        return None if process.popen.status_lost else process.exitcode
 
     def _take_remains(self, at: int) -> None:
         outcome = self.workers[at].outcome
@@ -221,7 +222,7 @@ def start_group(
     closables: list[Closable] = [*resources]
     workers: list[Worker] = []
     try:
-        event = Owned(above_stdio(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)))
+        event = Owned(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         closables.append(event)
         # Before the first worker, so that there is no moment without it.
         closables.append(Guardian(mark, grace))

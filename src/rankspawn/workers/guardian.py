@@ -17,7 +17,7 @@ import logging
 import os
 import subprocess
 
-from rankspawn.workers.descriptors import Owned, above_stdio
+from rankspawn.workers.descriptors import Owned
 from rankspawn.workers.marker import file_name
 
 logger = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Guardian:
     """Watches this process for one group; ``close`` once the group ended."""
 
     def __init__(self, mark: str, grace: float) -> None:
-        read, write = (above_stdio(fd) for fd in os.pipe())
+        read, write = os.pipe()
         self._lifeline = Owned(write)
         tenths = str(max(0, int(grace * 10)))
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rankspawn.workers.descriptors import Owned, above_stdio
+from rankspawn.workers.descriptors import Owned
 
 # Enough to see what a rank did before it failed; the file has the rest.
 TAIL_LINES = 20
@@ -25,7 +25,7 @@ def open_log(path: str, *, keep: bool) -> Owned:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     # Appending, because descendants and restarts write to it as well.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    return Owned(above_stdio(os.open(path, flags if keep else flags | os.O_TRUNC, 0o644)))
+    return Owned(os.open(path, flags if keep else flags | os.O_TRUNC, 0o644))
 
 
 def read_tail(path: str) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 from rankspawn.workers.descriptors import anonymous_file
 from rankspawn.workers.exceptions import unpack
 from rankspawn.workers.parcel import PAGE, WORD, open_parcel, unpack_words
+from rankspawn.workers.process import STATUS_LOST
 from rankspawn.workers.report import EXITED, HEADER_WORDS, IN_FUNCTION, RAISED, RETURNED
 
 
@@ -96,7 +97,7 @@ def classify(
         rank: Whose outcome.
         pid: Of which process.
         header: Its report.
-        exit_code: None if it reported a failure but still runs.
+        exit_code: None if it is not known: it still runs, or somebody else collected it.
         seen_ns: When its end was noticed, for those who could not report one.
         stopped_ns: When we began to stop it, if we did before its end was noticed.
         evidence: What the system knows about a death by SIGKILL.
@@ -115,7 +116,10 @@ def classify(
     else:
         end = End.DIED
     # What the worker reported counts; the process may have been stopped on its way out.
-    code = header.exit_code if header.is_failure or exit_code is None else exit_code
+    if end is End.DIED and exit_code is None:
+        code = STATUS_LOST
+    else:
+        code = header.exit_code if header.is_failure or exit_code is None else exit_code
     reached = header.stage >= IN_FUNCTION
     return Outcome(rank, pid, end, code, when, reached, returned, evidence)
 

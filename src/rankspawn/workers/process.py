@@ -13,9 +13,10 @@ import select
 import signal
 import threading
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
+from multiprocessing.process import BaseProcess, current_process
+from typing import Any
 
-from rankspawn.workers.descriptors import Owned, above_stdio
+from rankspawn.workers.descriptors import Owned
 
 # What a process is said to have exited with if somebody else collected its status.
 STATUS_LOST = 255
@@ -33,6 +34,20 @@ class RankProcess(BaseProcess):
         self._Popen = launch
         # What a forked worker runs in place of a target.
         self.body: Callable[[], int] = int
+
+    def start(self) -> None:
+        """Start it, also from a daemonic process.
+
+        multiprocessing forbids those to have children, because these would be orphaned; ours
+        end with their parent.
+        """
+        config: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
+        daemonic = config.pop("daemon", None)
+        try:
+            super().start()
+        finally:
+            if daemonic is not None:
+                config["daemon"] = daemonic
 
     def run(self) -> None:
         """Runs in a forked worker."""
@@ -53,8 +68,9 @@ class WorkerPopen:
     ) -> None:
         self.pid = pid
         self.returncode: int | None = None
+        self.status_lost = False
         self._reaping = threading.Lock()
-        self._pidfd = Owned(above_stdio(os.pidfd_open(pid) if pidfd < 0 else pidfd))
+        self._pidfd = Owned(os.pidfd_open(pid) if pidfd < 0 else pidfd)
         self._collect_status = status or self._reap
         self.sentinel = self._pidfd.fileno()
 
@@ -67,7 +83,7 @@ class WorkerPopen:
         if self.returncode is None and _is_readable(self.sentinel, timeout):
             with self._reaping:
                 if self.returncode is None:
-                    self.returncode = self._collect_status()
+                    self.returncode = self._collect()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -92,12 +108,16 @@ class WorkerPopen:
         """Let go of the descriptor."""
         self._pidfd.close()
 
-    def _reap(self) -> int:
+    def _collect(self) -> int:
         try:
-            _, status = os.waitpid(self.pid, 0)
+            return self._collect_status()
         except ChildProcessError:
             # SIGCHLD is ignored in this program, or something waited for every child.
+            self.status_lost = True
             return STATUS_LOST
+
+    def _reap(self) -> int:
+        _, status = os.waitpid(self.pid, 0)
         return os.waitstatus_to_exitcode(status)
 
 
