@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import sys
 
+from rankspawn.descriptors import Owned
 from rankspawn.plan.topology import join
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -42,7 +43,7 @@ class HeldPorts:
         ports: The numbers, all different.
     """
 
-    __slots__ = ("_fds", "ports")
+    __slots__ = ("_held", "ports")
 
     def __init__(self, count: int, host: str = "127.0.0.1") -> None:
         """Hold ``count`` free ports of ``host``."""
@@ -61,10 +62,8 @@ class HeldPorts:
 
     def close(self) -> None:
         """Give the ports back; closing twice is fine."""
-        import socket  # here, so that importing the package stays cheap
-
-        while self._fds:
-            socket.close(self._fds.pop())
+        while self._held:
+            self._held.pop().close()
 
     def __enter__(self) -> HeldPorts:
         return self
@@ -78,8 +77,7 @@ class HeldPorts:
         self.close()
 
     def _hold(self, ports: Sequence[int], host: str) -> None:
-        # Bare descriptors: a socket object that a forked worker drops would warn there.
-        self._fds: list[int] = []
+        self._held: list[Owned] = []
         self.ports: tuple[int, ...] = ()
         try:
             self.ports = tuple(self._hold_one(host, port) for port in ports)
@@ -116,7 +114,7 @@ class HeldPorts:
                 # translates, so that no interface has it.
                 sock.bind(("", port))
             bound = int(sock.getsockname()[1])
-            self._fds.append(sock.detach())
+            self._held.append(Owned(sock.detach()))
         return bound
 
     def _reserve(self, host: str, port: int) -> None:
@@ -134,4 +132,4 @@ class HeldPorts:
 
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mark:
             mark.bind(f"\0rankspawn/{join(host, port)}")
-            self._fds.append(mark.detach())
+            self._held.append(Owned(mark.detach()))

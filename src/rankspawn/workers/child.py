@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from _signal import SIG_UNBLOCK, SIGINT, pthread_sigmask  # signal itself imports enum: 2 ms
+from _signal import SIG_IGN, SIG_UNBLOCK, SIGINT, pthread_sigmask, signal  # not enum: 2 ms
 
 from rankspawn.workers.parcel import open_parcel
 from rankspawn.workers.report import IN_FUNCTION, STACKS_SIGNAL, STARTED, Report
@@ -65,7 +65,7 @@ def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
         report.returned(value)
     except BaseException as error:
         return _report_error(report, error)
-    _flush_output()
+    flush_output()
     return 0
 
 
@@ -74,6 +74,8 @@ def answer_stack_requests(report: Report) -> None:
     import faulthandler
 
     if hasattr(faulthandler, "register") and STACKS_SIGNAL:
+        # What faulthandler restores when the interpreter ends; the default would be death.
+        signal(STACKS_SIGNAL, SIG_IGN)
         faulthandler.register(STACKS_SIGNAL, report.open_for_stacks(), all_threads=True)
 
 
@@ -116,18 +118,27 @@ def run_exit_handlers() -> None:
     if threading is not None:
         threading._shutdown()  # waits for non-daemon threads
     atexit._run_exitfuncs()
-    _flush_output()
+    flush_output()
 
 
 def prepare(rank: int, tracker: int, setting: dict[str, Any]) -> None:
     """Take over the parent's import path, arguments and, if needed, main module."""
     sys.path[:] = setting["path"]
     sys.argv[:] = setting["argv"]
+    if setting["folder"] and setting["folder"] != _current_folder():
+        os.chdir(setting["folder"])  # a fork server may have been started elsewhere
     from rankspawn.workers.mp_identity import install
 
     install(rank, tracker, setting["multiprocessing"])
     if setting["main"] is not None:
         import_main(*setting["main"])
+
+
+def _current_folder() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def import_main(name: str | None, path: str) -> None:
@@ -183,19 +194,40 @@ def load(payload: int, table: int) -> Any:
 
 def _report_exit(report: Report, stop: SystemExit) -> int:
     """As Python itself reads the argument of ``sys.exit``."""
-    _flush_output()
-    if stop.code is None or stop.code == 0:
+    flush_output()
+    if stop.code is None or (isinstance(stop.code, int) and stop.code == 0):
         report.returned(None)
         return 0
-    code, text = (stop.code, "") if isinstance(stop.code, int) else (1, str(stop.code))
+    if isinstance(stop.code, int):
+        # The system keeps 8 bits; none of them may make a failure look like success.
+        code, text = stop.code & 0xFF or 1, ""
+    else:
+        from rankspawn.workers.exceptions import text_of
+
+        code, text = 1, text_of(stop.code)
     report.exited(code, text)
-    return code & 0xFF
+    return code
 
 
 def _report_error(report: Report, error: BaseException) -> int:
-    _flush_output()
-    report.raised(error, _describe(error))
+    flush_output()
+    try:
+        report.raised(error, _describe(error))
+    except BaseException:
+        # Out of memory, as a rule, which the frames of the traceback still hold.
+        _clear_frames(error)
+        report.raised(error, _describe(error))
     return 1
+
+
+def _clear_frames(error: BaseException) -> None:
+    frames = error.__traceback__
+    while frames is not None:
+        try:  # noqa: SIM105 - contextlib is one more import in every worker
+            frames.tb_frame.clear()
+        except RuntimeError:  # it is being executed: ours
+            pass
+        frames = frames.tb_next
 
 
 def _describe(error: BaseException) -> str:
@@ -222,8 +254,11 @@ def _without_ours(frames: TracebackType | None) -> TracebackType | None:
     return frames
 
 
-def _flush_output() -> None:
-    """Now rather than at exit, where Python turns a closed pipe into exit code 120."""
+def flush_output() -> None:
+    """Write out what Python still holds.
+
+    Now rather than at exit, where Python turns a closed pipe into exit code 120.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

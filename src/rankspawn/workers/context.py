@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +13,8 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from rankspawn.descriptors import stdio_occupied
 from rankspawn.errors import ProcessException, SpawnTimeoutError
-from rankspawn.workers.descriptors import stdio_occupied
 from rankspawn.workers.failures import OURS, Wording, first_of, make_error
 from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.outcome import End
@@ -66,7 +67,8 @@ class MultiprocessContext:
                 RankQueue(self, at, self._has_result, self._take_result) for at in ranks
             ]
             self.error_queues = [
-                RankQueue(self, at, self._has_error, self._take_error) for at in ranks
+                RankQueue(self, at, self._has_error, self._take_error, failures=True)
+                for at in ranks
             ]
 
     @property
@@ -145,25 +147,9 @@ class MultiprocessContext:
 
     def __await__(self) -> Generator[Any, None, bool]:
         """Join without blocking the event loop; cancelling it stops the workers."""
-        return self._join_async().__await__()
+        from rankspawn.workers.async_join import join_async  # imports asyncio: 50 ms
 
-    async def _join_async(self) -> bool:
-        import asyncio  # 50 ms, for those who use it
-
-        loop = asyncio.get_running_loop()
-        grace = self._policy.grace_period
-        try:
-            while not self._finished:
-                group = self._group
-                if await _is_readable(group, self._deadline):
-                    group.collect()
-                if group.settled or self._is_overdue():
-                    # A teardown takes up to the grace period, which the loop must not feel.
-                    await loop.run_in_executor(None, self._settle, group, grace)
-        except asyncio.CancelledError:
-            await asyncio.shield(loop.run_in_executor(None, self.terminate))
-            raise
-        return self.join()
+        return join_async(self).__await__()
 
     def _wait(self, condition: Callable[[], bool], deadline: float | None, grace: float) -> bool:
         """Wait for the condition, settling the group when there is something to settle."""
@@ -181,6 +167,7 @@ class MultiprocessContext:
     def _start_group(self) -> None:
         with stdio_occupied():
             self._group = self._start(self._restarts)
+            self._group.supervisor = weakref.ref(self)
 
     @contextmanager
     def _stopped_on_error(self, grace: float) -> Iterator[None]:
@@ -208,12 +195,19 @@ class MultiprocessContext:
             if stacks is not None:
                 self._finish(_out_of_time(self._policy.timeout, stacks))
             elif group.failures and self._may_restart(group):
-                group.close()
-                self._restarts += 1
-                with sigint_blocked():
-                    self._start_group()
+                self._restart()
             else:
                 self._finish()
+
+    def _restart(self) -> None:
+        self._group.close()
+        self._restarts += 1
+        try:
+            with sigint_blocked():
+                self._start_group()
+        except BaseException as error:
+            self._error, self._finished = error, True
+            raise
 
     def _may_restart(self, group: WorkerGroup) -> bool:
         """A failure before any rank reached the function does not heal by trying again."""
@@ -234,53 +228,77 @@ class MultiprocessContext:
         self._finished = True
         group.close()
 
+    @property
+    def finished(self) -> bool:
+        """The answer of ``join`` is known."""
+        return self._finished
+
+    @property
+    def group(self) -> WorkerGroup:
+        """The workers that run now, or ran last."""
+        return self._group
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``timeout`` is over, on the monotonic clock."""
+        return self._deadline
+
+    def settle_if_due(self, group: WorkerGroup) -> None:
+        """End the group if it failed, ended or is out of time; for whoever watches it."""
+        if group.settled or self._is_overdue():
+            self._settle(group, self._policy.grace_period)
+
     def _is_overdue(self) -> bool:
         return self._deadline is not None and time.monotonic() >= self._deadline
 
-    def wait_for_rank(self, at: int, deadline: float | None) -> bool:
+    def wait_for_rank(self, at: int, deadline: float | None, *, failures: bool) -> bool:
         """Wait for the end of one rank, for its queues."""
-        return self._wait(lambda: self._is_final(at), deadline, self._policy.grace_period)
+        is_final = partial(self._is_final, at, failures)
+        return self._wait(is_final, deadline, self._policy.grace_period)
 
-    def has_ended(self, at: int) -> bool:
+    def has_ended(self, at: int, *, failures: bool) -> bool:
         """The rank's outcome is final, seen without waiting; for its queues."""
         if not self._finished:
             self._group.collect()
-        return self._is_final(at)
+        return self._is_final(at, failures)
 
-    def _is_final(self, at: int) -> bool:
-        """With restarts allowed, a result counts only once the whole group is done."""
+    def _is_final(self, at: int, failures: bool) -> bool:
+        """With restarts allowed, an outcome counts only once the whole group is done.
+
+        Who waits for a result must see the group torn down if it failed; who looks for errors
+        can have this one as it is.
+        """
         if self._finished or self._policy.max_restarts:
             return self._finished
         group = self._group
-        return at in group.remains and not group.outcomes[at].is_failure
+        return at in group.remains and (failures or not group.outcomes[at].is_failure)
 
     def _has_result(self, at: int) -> bool:
-        return self._group.outcomes[at].had_returned
+        return at in self._group.outcomes and self._group.outcomes[at].had_returned
 
     def _take_result(self, at: int) -> Any:
         if not self._has_result(at):
             raise self._error_of(at)
         if at not in self._values:
-            self._values[at] = self._group.remains[at].result()
+            self._values[at] = self._group.remains_of(at).result()
         return self._values[at]
 
     def _has_error(self, at: int) -> bool:
-        return self._group.outcomes[at].is_failure
+        return at in self._group.outcomes and self._group.outcomes[at].is_failure
 
     def _take_error(self, at: int) -> str:
         if not self._has_error(at):
             raise queue.Empty
-        text = self._group.remains[at].text
+        text = self._group.remains_of(at).text
         return text if self._group.outcomes[at].end is End.RAISED else str(self._error_of(at))
 
     def _make_error(self, group: WorkerGroup, at: int) -> ProcessException:
         wording, log = self._policy.wording, group.log_of(at)
-        return make_error(group.outcomes[at], group.remains[at], wording, log)
+        return make_error(group.outcomes[at], group.remains_of(at), wording, log)
 
     def _error_of(self, at: int) -> BaseException:
         """Its own error, or what it fell victim to."""
-        outcome = self._group.outcomes[at]
-        if outcome.is_failure or self._error is None:
+        if self._has_error(at) or self._error is None:
             return self._make_error(self._group, at)
         return self._error
 
@@ -292,22 +310,3 @@ def _either(condition: Callable[[], bool], group: WorkerGroup) -> bool:
 def _out_of_time(timeout: float | None, stacks: dict[int, str]) -> SpawnTimeoutError:
     text = f"the workers did not end within {timeout:g} s and were stopped.\n"
     return SpawnTimeoutError(text + describe_stacks(stacks), stacks=stacks)
-
-
-async def _is_readable(group: WorkerGroup, deadline: float | None) -> bool:
-    """Wait until the group has news; False if the deadline came first."""
-    import asyncio
-
-    if group.settled:
-        return True
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(group.fileno(), readable.set)
-    try:
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        await asyncio.wait_for(readable.wait(), left)
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(group.fileno())
-    return True

@@ -25,7 +25,7 @@ def summarize(error: BaseException) -> dict[str, Any]:
     """Runs in the worker: what can be said of an exception in strings only."""
     kind = type(error)
     return {
-        "text": _text_of(error),
+        "text": text_of(error),
         "kinds": [(base.__module__, base.__qualname__) for base in kind.__mro__],
     }
 
@@ -58,26 +58,27 @@ def pack(error: BaseException, seen: set[int] | None = None, depth: int = 0) -> 
 
 
 def unpack(packed: dict[str, Any]) -> BaseException:
-    """Runs in the parent: the exception, or the nearest thing to it."""
+    """Runs in the parent: the exception, or the nearest thing to it; never fails."""
     error = _rebuild(packed)
     for link in ("__cause__", "__context__"):
         if packed.get(link) is not None:
-            setattr(error, link, unpack(packed[link]))
-    error.__suppress_context__ = packed.get("suppress_context", False)
+            _set(error, link, unpack(packed[link]))
+    _set(error, "__suppress_context__", packed.get("suppress_context", False))
     return error
 
 
 def _rebuild(packed: dict[str, Any]) -> BaseException:
-    if "members" in packed:
-        return _rebuild_group(packed)
-    for attempt in (_rebuild_whole, _rebuild_from_pieces):
+    attempts = (_rebuild_group, _rebuild_whole, _rebuild_from_pieces, _stand_in)
+    for attempt in attempts:
         try:
             error = attempt(packed)
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # code of users' classes ran; the next attempt knows less
             continue
         if isinstance(error, BaseException):
             return error
-    return _stand_in(packed)
+    return Exception(packed["text"])
 
 
 def _rebuild_whole(packed: dict[str, Any]) -> Any:
@@ -87,41 +88,49 @@ def _rebuild_whole(packed: dict[str, Any]) -> Any:
 def _rebuild_from_pieces(packed: dict[str, Any]) -> Any:
     """The same class and attributes, without a call of its constructor."""
     kind = _loads(packed["class"])
-    args = [_loads(arg) for arg in packed["args"]]
+    args = tuple(_loads(arg) for arg in packed["args"])
     error = kind.__new__(kind, *args)
-    error.args = tuple(args)
-    error.__dict__.update({name: _loads(value) for name, value in packed["state"].items()})
+    _set(error, "args", args)
+    error.__dict__.update(_state_of(packed))
     return error
 
 
-def _rebuild_group(packed: dict[str, Any]) -> BaseException:
+def _rebuild_group(packed: dict[str, Any]) -> Any:
     members = [unpack(member) for member in packed["members"]]
     try:
         group = _loads(packed["whole"] or packed["class"])
         kind: Any = group if isinstance(group, type) else type(group)
         rebuilt = kind.__new__(kind, packed["message"], members)
-        state = {name: _loads(value) for name, value in packed.get("state", {}).items()}
-        rebuilt.__dict__.update(state if group is kind else group.__dict__)
-    except Exception:
+        rebuilt.__dict__.update(_state_of(packed) if group is kind else group.__dict__)
+    except Exception:  # a subclass with other rules
         return BaseExceptionGroup(packed["message"], members)
-    return rebuilt if isinstance(rebuilt, BaseException) else _stand_in(packed)
+    return rebuilt
+
+
+def _state_of(packed: dict[str, Any]) -> dict[str, Any]:
+    return {name: _loads(value) for name, value in packed.get("state", {}).items()}
+
+
+def _set(error: BaseException, name: str, value: Any) -> None:
+    """Also where the class forbids it, as a frozen dataclass does."""
+    BaseException.__setattr__(error, name, value)
 
 
 def _stand_in(packed: dict[str, Any]) -> BaseException:
-    """An exception of the same name and text under the nearest base class known here."""
+    """An exception of the same name and text under the nearest base class that allows it."""
     (module, name), *bases = packed["kinds"]
     text = packed["text"]
-    for base_module, base_name in bases:
-        base = getattr(sys.modules.get(base_module), base_name, None)
-        if isinstance(base, type) and issubclass(base, BaseException):
-            break
-    else:
-        base = Exception
     body = {"__module__": module, "__str__": lambda _: text}
-    kind: Any = type(name.rpartition(".")[2], (base,), body)
-    error: BaseException = kind.__new__(kind, text)
-    error.args = (text,)
-    return error
+    for base_module, base_name in bases:
+        base: Any = getattr(sys.modules.get(base_module), base_name, None)
+        try:
+            kind: Any = type(name.rpartition(".")[2], (base,), dict(body))
+            error: BaseException = kind.__new__(kind, text)
+            _set(error, "args", (text,))
+        except Exception:  # unknown here, or a class with other rules
+            continue
+        return error
+    raise ValueError("no base class will do")
 
 
 def _pickle_if_it_comes_back(obj: Any) -> bytes | None:
@@ -132,7 +141,9 @@ def _pickle_if_it_comes_back(obj: Any) -> bytes | None:
         if dump(obj, stream, Rules()):
             return None
         back = _loads(stream.getvalue())
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # anything may be wrong with a user's object
         return None
     return stream.getvalue() if type(back) is type(obj) else None
 
@@ -148,16 +159,21 @@ def _loads(piece: bytes | str | None) -> Any:
     return pickle.loads(piece)
 
 
-def _text_of(error: BaseException) -> str:
+def text_of(obj: object) -> str:
+    """``str`` that cannot fail, and returns no subclass of str."""
     try:
-        return str(error)
-    except Exception:
-        return f"<{type(error).__name__} whose str() fails>"
+        return str.__str__(str(obj))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return f"<{type(obj).__name__} whose str() fails>"
 
 
-def repr_of(obj: Any) -> str:
-    """``repr`` that cannot fail."""
+def repr_of(obj: object) -> str:
+    """``repr`` that cannot fail, and returns no subclass of str."""
     try:
-        return repr(obj)
-    except Exception:
+        return str.__str__(repr(obj))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
         return f"<{type(obj).__name__} whose repr() fails>"

@@ -69,7 +69,7 @@ def _describe_log(path: str | None) -> str:
 
 
 def _exited(outcome: Outcome, detail: str, tail: str, wording: Wording) -> ProcessExitedException:
-    name = _signal_name(outcome.exit_code)
+    name = None if outcome.end is End.EXITED else _signal_name(outcome.exit_code)
     template = wording.exited if name is None else wording.signalled
     message = template.format(rank=outcome.rank, signal=name, code=outcome.exit_code)
     explanation = detail or _explain(outcome, name)

@@ -11,15 +11,19 @@ status comes later as a packet of its own, in between other answers.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from multiprocessing import util
 from typing import Any
 
-from rankspawn.workers.descriptors import close_in_forks
+from rankspawn.descriptors import close_in_forks
 from rankspawn.workers.interpreter import command
 from rankspawn.workers.process import WorkerPopen
 
@@ -37,13 +41,27 @@ def get_server(preload: tuple[str, ...], environ: Mapping[str, str]) -> ForkServ
         ImportError: A module cannot be imported; its traceback is in the message.
     """
     with _starting:  # two threads must not start two
-        server = _servers.get(preload)
+        # What was imported depends on where from; without preload that does not matter.
+        key = (*preload, *sys.path) if preload else ()
+        server = _servers.get(key)
         if not _servers:
             # At exit, after multiprocessing waited for the workers (its priorities from 0 on).
             util.Finalize(None, stop_servers, exitpriority=-100)
         if server is None or not server.usable:
-            server = _servers[preload] = ForkServer(preload, environ)
+            server = _servers[key] = ForkServer(preload, environ)
         return server
+
+
+def _forget_servers() -> None:
+    """Runs in a forked child: they are the parent's, and so is a lock that it may hold."""
+    global _starting  # noqa: PLW0603 - a lock cannot be reset, only replaced
+    _starting = threading.Lock()
+    for server in _servers.values():
+        server.forget()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_forget_servers)
 
 
 def stop_servers() -> None:
@@ -63,22 +81,34 @@ class ForkServer:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket = ours
         close_in_forks(ours)
-        with theirs:
-            self._process = subprocess.Popen(
-                command(_MODULE, ["rankspawn-forkserver", theirs.fileno(), *preload]),
-                env=environ,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-            )
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    command(_MODULE, ["rankspawn-forkserver", theirs.fileno()]),
+                    env=environ,
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                )
+            self._greet(preload)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _greet(self, preload: tuple[str, ...]) -> None:
+        self._socket.send(json.dumps({"path": sys.path, "modules": preload}).encode())
         hello, _ = self._receive()
         if "error" in hello:
-            self.stop()
             raise ImportError(hello["error"])
 
     @property
     def usable(self) -> bool:
         """False in a forked child, and after the server died."""
-        return self._socket.fileno() >= 0 and self._process.poll() is None
+        return (
+            self._socket.fileno() >= 0
+            and self._process is not None
+            and self._process.poll() is None
+        )
 
     def fork(self, order: Sequence[int], fds: Sequence[int]) -> WorkerPopen:
         """Have a worker forked.
@@ -97,12 +127,21 @@ class ForkServer:
                 answer, received = self._receive()
         if answer["error"]:
             raise OSError(*answer["error"])
+        if not received:  # the system drops descriptors for which there is no room
+            os.kill(answer["pid"], signal.SIGKILL)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return WorkerPopen(answer["pid"], pidfd=received[0], status=lambda: self._status_of(ticket))
+
+    def forget(self) -> None:
+        """In a forked child: it is not ours to wait for."""
+        if self._process is not None:
+            self._process.returncode = 0
 
     def stop(self) -> None:
         """End the server; workers that it forked run on."""
         self._socket.close()
-        self._process.wait()
+        if self._process is not None:
+            self._process.wait()
 
     def _status_of(self, ticket: int) -> int:
         """The exit code of a worker that ended; waits for the server to reap it."""

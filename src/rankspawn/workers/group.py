@@ -11,15 +11,26 @@ import os
 import selectors
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from rankspawn.workers.descriptors import Closable, Owned, close_in_forks
+from rankspawn.descriptors import Closable, Owned, close_in_forks
 from rankspawn.workers.guardian import Guardian
-from rankspawn.workers.marker import VARIABLE, new_mark, variable_value
+from rankspawn.workers.marker import VARIABLE, kill_marked, new_mark, variable_value
 from rankspawn.workers.oom import describe_change, read_counts
 from rankspawn.workers.outcome import Outcome, Remains, classify, read_header, take_remains
 from rankspawn.workers.start import StartSettings, Task, Worker, kill_started, start_workers
 from rankspawn.workers.teardown import stop_workers
+
+# Groups with running workers. They live as long as those, also if nobody keeps the context:
+# with a group its lifeline would be closed, and the guardian would take that for our death.
+_running: set[WorkerGroup] = set()
+os.register_at_fork(after_in_child=_running.clear)
+# The system's waits cannot take more than 24 days at once; a day is as good as for ever.
+_LONGEST_WAIT = 86_400.0
+# A look that takes no longer found what it found waiting.
+_AT_ONCE_NS = 200_000
 
 
 class WorkerGroup:
@@ -33,6 +44,8 @@ class WorkerGroup:
         resources: Sequence[Closable] = (),
     ) -> None:
         self.mark = mark
+        # Whose job it is to close the group; it may be dropped while workers run.
+        self.supervisor: weakref.ref[object] | None = None
         self._oom_before = read_counts()
         self.workers = list(workers)
         self.processes = [worker.process for worker in workers]
@@ -44,7 +57,13 @@ class WorkerGroup:
         self._failure_event = failure_event
         self._resources = list(resources)
         self._stopped_ns: int | None = None
+        self._looked_ns = time.monotonic_ns()
         self._changed = threading.Condition()
+        # True after close(), and in a forked child, which has no business with these workers.
+        self.closed = False
+        # Called after each look and at the end: event loops, which must not miss what another
+        # thread noted.
+        self.listeners: set[Callable[[], None]] = set()
         self._selecting_thread: int | None = None
         self._stopping = threading.RLock()
         self._selector = selectors.DefaultSelector()
@@ -52,11 +71,6 @@ class WorkerGroup:
         self._selector.register(failure_event, selectors.EVENT_READ)
         for sentinel in self.sentinels:
             self._selector.register(sentinel, selectors.EVENT_READ)
-
-    @property
-    def closed(self) -> bool:
-        """True after :meth:`close`."""
-        return self._failure_event.closed
 
     def fileno(self) -> int:
         """The descriptor that is readable when :meth:`collect` has something to do."""
@@ -79,16 +93,20 @@ class WorkerGroup:
         return self.all_ended or any(one.is_failure for one in self.outcomes.values())
 
     def wait(self, condition: Callable[[], bool], deadline: float | None) -> bool:
-        """Block until the condition holds or the (monotonic) deadline passes; say which."""
+        """Block until the condition holds or the (monotonic) deadline passes; say which.
+
+        The end of the group's supervision counts as the former: then nothing more happens.
+        """
         looked = False  # also with no time left, what has happened counts
         while True:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             with self._changed:
-                if condition():
+                if self.closed or condition():
                     return True
                 if looked and left == 0:
                     return False
                 looked = True
+                left = _LONGEST_WAIT if left is None else min(left, _LONGEST_WAIT)
                 if not self._may_select():
                     self._changed.wait(left)
                     continue
@@ -97,7 +115,7 @@ class WorkerGroup:
     def collect(self) -> None:
         """Take note of what happened, without waiting."""
         with self._changed:
-            free = self._may_select()
+            free = not self.closed and self._may_select()
         if free:
             self._select(0)
 
@@ -109,19 +127,36 @@ class WorkerGroup:
         """
         with self._stopping:
             self.collect()
-            if self.all_ended and not self.failures:
+            if self.closed or (self.all_ended and not self.failures):
                 return
             if self._stopped_ns is None:
-                self._stopped_ns = time.monotonic_ns()
+                self._stopped_ns = self._looked_ns = time.monotonic_ns()
             stop_workers(self, grace, interrupted=interrupted)
 
     def close(self) -> None:
         """Let go of what running workers needed; what they left stays readable."""
+        with self._changed:
+            if self.closed:
+                return
+            self.closed = True
+            if self._selecting_thread in (None, threading.get_ident()):
+                self._close_descriptors()
+            else:  # who selects is woken up, and closes them
+                os.write(self._failure_event.fileno(), (1).to_bytes(8, "little"))
+            self._changed.notify_all()
+        self._tell_listeners()
+        _running.discard(self)
+
+    def _close_descriptors(self) -> None:
         self._selector.close()
         for process in self.processes:
             process.popen.close()
         while self._resources:
             self._resources.pop().close()
+
+    def _tell_listeners(self) -> None:
+        for tell in list(self.listeners):
+            tell()
 
     def _may_select(self) -> bool:
         """Claim the selector for this thread, unless another one has it.
@@ -137,16 +172,32 @@ class WorkerGroup:
 
     def _select(self, timeout: float | None) -> None:
         ready: list[int] = []
+        begun = time.monotonic_ns()
         try:
             ready = [key.fd for key, _ in self._selector.select(timeout)]
         finally:
             with self._changed:
                 self._selecting_thread = None
-                self._note(ready)
+                if self.closed:
+                    self._close_descriptors()
+                else:
+                    self._note(ready, self._time_of_events(begun))
                 self._changed.notify_all()
+            if ready:
+                self._tell_listeners()
 
-    def _note(self, ready: list[int]) -> None:
+    def _time_of_events(self, begun: int) -> int:
+        """When the deaths happened that were just noticed, as far as that can be known.
+
+        If we had to wait for them, it is now. If they were there already, nobody looked for a
+        while, and they count as early as possible: a death without a report is more often the
+        cause of another rank's exception than its consequence.
+        """
         now = time.monotonic_ns()
+        since, self._looked_ns = self._looked_ns, now
+        return now if now - begun > _AT_ONCE_NS else since
+
+    def _note(self, ready: list[int], now: int) -> None:
         for fd in ready:
             at = self.sentinels.get(fd)
             if at is not None:
@@ -175,6 +226,26 @@ class WorkerGroup:
         outcome = self.workers[at].outcome
         self.remains[at] = take_remains(outcome.fileno())
         outcome.close()
+
+    @contextmanager
+    def open_reports(self) -> Iterator[dict[int, int]]:
+        """Position to descriptor of the files in which running workers report.
+
+        Copies, because the end of a worker closes its file.
+        """
+        copies: dict[int, int] = {}
+        try:
+            with self._changed:
+                for at in self.sentinels.values():
+                    copies[at] = os.dup(self.workers[at].outcome.fileno())
+            yield copies
+        finally:
+            for fd in copies.values():
+                os.close(fd)
+
+    def remains_of(self, at: int) -> Remains:
+        """What a rank left; also of one that reported, but could not be reaped."""
+        return self.remains.get(at) or take_remains(self.workers[at].outcome.fileno())
 
     def log_of(self, at: int) -> str | None:
         """Where a rank's output is kept, if it is."""
@@ -218,6 +289,7 @@ def start_group(
         TypeError: The task cannot be sent to a worker; nothing was started.
         OSError: A process could not be started; those before it were killed.
     """
+    _close_forgotten()
     mark = new_mark()
     closables: list[Closable] = [*resources]
     workers: list[Worker] = []
@@ -237,9 +309,22 @@ def start_group(
             first_rank=first_rank,
             is_restart=is_restart,
         )
-        return WorkerGroup(workers, mark, event, closables)
+        group = WorkerGroup(workers, mark, event, closables)
+        _running.add(group)
     except BaseException:
-        kill_started(workers, mark)
+        kill_started(workers)
         for one in reversed(closables):
             one.close()
+        # Last, because it needs descriptors, and there may have been too few of them.
+        kill_marked(mark)
         raise
+    return group
+
+
+def _close_forgotten() -> None:
+    """Let go of groups whose context was dropped, and whose workers have ended since."""
+    for group in list(_running):
+        if group.supervisor is not None and group.supervisor() is None:
+            group.collect()
+            if group.all_ended:
+                group.close()

@@ -17,13 +17,14 @@ import logging
 import os
 import subprocess
 
-from rankspawn.workers.descriptors import Owned
+from rankspawn.descriptors import Owned
 from rankspawn.workers.marker import file_name
 
 logger = logging.getLogger(__name__)
 
 _SHELL = "/bin/sh"
 _GOODBYE = b"goodbye\n"
+_LONGEST_GRACE = 1e6
 # $1: what is searched for in /proc/*/environ, $2: in /proc/*/maps, $3: tenths of a second.
 _SCRIPT = r"""
 trap "" HUP INT TERM QUIT
@@ -57,7 +58,7 @@ class Guardian:
     def __init__(self, mark: str, grace: float) -> None:
         read, write = os.pipe()
         self._lifeline = Owned(write)
-        tenths = str(max(0, int(grace * 10)))
+        tenths = str(int(min(max(0.0, grace), _LONGEST_GRACE) * 10))
         try:
             self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
                 [_SHELL, "-c", _SCRIPT, "rankspawn-guardian", mark, file_name(mark), tenths],

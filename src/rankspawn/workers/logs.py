@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from rankspawn.workers.descriptors import Owned
+from rankspawn.descriptors import Owned
 
 # Enough to see what a rank did before it failed; the file has the rest.
 TAIL_LINES = 20

@@ -14,6 +14,7 @@ inner one's processes as well.
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import select
 import signal
@@ -21,10 +22,14 @@ import time
 import uuid
 from collections.abc import Iterator
 
+from rankspawn.descriptors import anonymous_file
+
 VARIABLE = "RANKSPAWN_JOB"
 _PREFIX = "rankspawn-job-"
 # How long killed processes may take to go; see teardown.REAP_SECONDS.
 GONE_SECONDS = 5.0
+_PAGE = 4096
+_carried: list[mmap.mmap] = []
 
 
 def new_mark() -> str:
@@ -41,6 +46,18 @@ def variable_value(mark: str) -> str:
 def file_name(mark: str) -> str:
     """The name of the memory file that workers map."""
     return _PREFIX + mark
+
+
+def make_mark_file(mark: str) -> int:
+    """The file that workers map; nobody else may, or it would be taken for one of them."""
+    fd = anonymous_file(_PREFIX + mark)
+    os.ftruncate(fd, _PAGE)
+    return fd
+
+
+def carry_mark(fd: int) -> None:
+    """Runs in a forked worker: map the file for as long as the process lives."""
+    _carried.append(mmap.mmap(fd, _PAGE, prot=mmap.PROT_READ))
 
 
 def find_marked(mark: str) -> Iterator[int]:

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from rankspawn.workers.descriptors import anonymous_file
 from rankspawn.workers.exceptions import unpack
-from rankspawn.workers.parcel import PAGE, WORD, open_parcel, unpack_words
+from rankspawn.workers.parcel import WORD, open_parcel, unpack_words
 from rankspawn.workers.process import STATUS_LOST
 from rankspawn.workers.report import EXITED, HEADER_WORDS, IN_FUNCTION, RAISED, RETURNED
 
@@ -66,13 +65,6 @@ class Outcome:
     def is_failure(self) -> bool:
         """True for a failure of its own; a rank that we stopped is a victim."""
         return self.end not in (End.RETURNED, End.STOPPED)
-
-
-def make_outcome_file(name: str) -> int:
-    """A file for one worker's report; it has its first page, which forked workers map."""
-    fd = anonymous_file(name)
-    os.ftruncate(fd, PAGE)
-    return fd
 
 
 def read_header(fd: int) -> Header:

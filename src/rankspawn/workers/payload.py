@@ -8,6 +8,7 @@ that a pipe end meant for rank 0 is not also open in rank 1, where it would hide
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,11 @@ from multiprocessing import context, reduction
 from types import MethodDescriptorType, MethodType, ModuleType, WrapperDescriptorType
 from typing import Any
 
+from rankspawn.descriptors import Owned, anonymous_file
 from rankspawn.workers.culprit import find_culprit
-from rankspawn.workers.descriptors import Owned, anonymous_file
 from rankspawn.workers.inherited import ReceivedFd, SameFd
 from rankspawn.workers.main_module import MainOrigin, find_main, holds, names_defined_again
-from rankspawn.workers.parcel import write_parcel
+from rankspawn.workers.parcel import open_parcel, write_parcel
 from rankspawn.workers.pickling import BY_REFERENCE, BY_VALUE, Rules, dump
 
 _ADVICE = (
@@ -33,6 +34,7 @@ _SHARED_ADVICE = (
 )
 
 
+_MAIN = re.compile(rb"__(mp_)?main__")
 _PICKLE_KNOWS = (MethodType, MethodDescriptorType, WrapperDescriptorType, partial)
 
 
@@ -84,6 +86,9 @@ def write_payload(
     Raises:
         TypeError: Something cannot be pickled; the message names the path to it.
     """
+    # Workers call the main module so, and results refer to it. multiprocessing sets this once,
+    # when it is imported, which may be before a runner (coverage, IPython) put it in place.
+    sys.modules["__mp_main__"] = sys.modules["__main__"]
     file = Owned(anonymous_file("rankspawn-payload"))
     rules = SendingRules(inheritance)
     names = {"func": func, "args": tuple(args), "kwargs": dict(kwargs)}
@@ -163,6 +168,7 @@ class SendingRules(Rules):
         self.reducers = {
             kind: reduce for kind, reduce in registered.items() if kind not in _PICKLE_KNOWS
         }
+        self.reducers[MethodType] = _reduce_method
 
     def begin(self) -> None:
         """Called before each attempt."""
@@ -186,6 +192,8 @@ class SendingRules(Rules):
             return BY_VALUE
         if name in ("__main__", "__mp_main__"):
             return self._verdict_for_main(qualname)
+        if self._is_registered(name):
+            return BY_VALUE
         if self._worker_can_import(name):
             return None
         self._send_by_value(module)
@@ -207,12 +215,28 @@ class SendingRules(Rules):
             known = self._importable[name] = _is_importable(name)
         return known
 
+    def _is_registered(self, name: str) -> bool:
+        """The user wants this module, or a package around it, to go by value."""
+        cloudpickle: Any = sys.modules.get("cloudpickle")
+        if cloudpickle is None:
+            return False
+        registered = cloudpickle.list_registry_pickle_by_value()
+        return any(name == one or name.startswith(f"{one}.") for one in registered)
+
     def _send_by_value(self, module: ModuleType) -> None:
         import cloudpickle
 
         if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
             cloudpickle.register_pickle_by_value(module)
             self._registered.append(module)
+
+
+def _reduce_method(method: MethodType) -> tuple[Any, ...]:
+    """A bound method by its name, or, where that leads elsewhere (``self.__run``), in parts."""
+    owner, name = method.__self__, method.__func__.__name__
+    if getattr(owner, name, None) == method:
+        return getattr, (owner, name)
+    return MethodType, (method.__func__, owner)
 
 
 def _is_importable(name: str) -> bool:
@@ -251,6 +275,9 @@ def _write_part(
     context.set_spawning_popen(spawning)
     try:
         table, end = write_parcel(file.fileno(), offset, lambda stream: dump(value, stream, rules))
+        # Also what is pickled by its name without being a function or class, such as a
+        # function with a cache. A text that merely says so costs an import, nothing else.
+        rules.main_is_needed |= bool(_MAIN.search(open_parcel(file.fileno(), table)[0]))
         return Part(table, rules.inheritance.finish_part()), end
     except Exception as error:
         raise _explain(error, names, rules) from error

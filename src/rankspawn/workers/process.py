@@ -16,7 +16,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess, current_process
 from typing import Any
 
-from rankspawn.workers.descriptors import Owned
+from rankspawn.descriptors import Owned
 
 # What a process is said to have exited with if somebody else collected its status.
 STATUS_LOST = 255
@@ -31,7 +31,7 @@ class RankProcess(BaseProcess):
         super().__init__(name=f"rank-{rank}", daemon=daemon)
         self.rank = rank
         # BaseProcess.start() calls this with the process, and keeps what it returns.
-        self._Popen = launch
+        self._Popen: Callable[[RankProcess], WorkerPopen] | None = launch
         # What a forked worker runs in place of a target.
         self.body: Callable[[], int] = int
 
@@ -48,6 +48,9 @@ class RankProcess(BaseProcess):
         finally:
             if daemonic is not None:
                 config["daemon"] = daemonic
+            # What was needed for the start is not kept for as long as the process object.
+            self._Popen = None
+            self.body = int
 
     def run(self) -> None:
         """Runs in a forked worker."""
@@ -119,6 +122,16 @@ class WorkerPopen:
     def _reap(self) -> int:
         _, status = os.waitpid(self.pid, 0)
         return os.waitstatus_to_exitcode(status)
+
+
+def adopt_child(pid: int) -> WorkerPopen:
+    """Take charge of a process that was just started; if that fails, it is ended."""
+    try:
+        return WorkerPopen(pid)
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def _is_readable(fd: int, timeout: float | None) -> bool:

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 class RankView(Protocol):
     """What a queue asks its context."""
 
-    def wait_for_rank(self, at: int, deadline: float | None) -> bool:
+    def wait_for_rank(self, at: int, deadline: float | None, *, failures: bool) -> bool:
         """Wait for the end of one rank; False if the time ran out first."""
 
-    def has_ended(self, at: int) -> bool:
+    def has_ended(self, at: int, *, failures: bool) -> bool:
         """The rank ended for good, seen without waiting."""
 
 
@@ -26,8 +26,15 @@ class RankQueue:
     """One rank's result, or its error text; taken at most once."""
 
     def __init__(
-        self, view: RankView, at: int, has_item: Callable[[int], bool], take: Callable[[int], Any]
+        self,
+        view: RankView,
+        at: int,
+        has_item: Callable[[int], bool],
+        take: Callable[[int], Any],
+        *,
+        failures: bool = False,
     ) -> None:
+        self._failures = failures
         self._view = view
         self._at = at
         self._has_item = has_item
@@ -44,7 +51,7 @@ class RankQueue:
         deadline = None if timeout is None else time.monotonic() + max(0.0, timeout)
         if not block:
             deadline = 0.0
-        if self._taken or not self._view.wait_for_rank(self._at, deadline):
+        if self._taken or not self._view.wait_for_rank(self._at, deadline, failures=self._failures):
             raise queue.Empty
         item = self._take(self._at)
         self._taken = True
@@ -56,7 +63,9 @@ class RankQueue:
 
     def empty(self) -> bool:
         """True if there is no item now."""
-        return self._taken or not self._view.has_ended(self._at) or not self._has_item(self._at)
+        if self._taken or not self._view.has_ended(self._at, failures=self._failures):
+            return True
+        return not self._has_item(self._at)
 
     def qsize(self) -> int:
         """1 or 0."""

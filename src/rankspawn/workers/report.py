@@ -54,12 +54,6 @@ class Report:
         os.lseek(fd, STACKS_AT, os.SEEK_SET)
         return fd
 
-    def carry_mark(self) -> None:
-        """Map the file, whose name is the job's mark; see ``marker``. For forked workers."""
-        import mmap
-
-        self._mark = mmap.mmap(self._fd, PAGE, prot=mmap.PROT_READ)
-
     def returned(self, value: Any) -> None:
         """Keep the result.
 
@@ -76,14 +70,15 @@ class Report:
     def raised(self, error: BaseException, text: str) -> None:
         """Keep the traceback's text, then whatever can be kept of the exception itself.
 
-        In this order because pickling runs code of the exception's class, and that may kill us.
+        In this order because pickling runs code of the exception's class, which may kill this
+        process or hang. The parent leaves a rank that reported some time before it stops it.
         """
         from rankspawn.workers.exceptions import pack, summarize
 
         table = self._pickle_plainly(summarize(error))
         self._commit(RAISED, table, code=1, text=text)
-        self._put(4, [self._pickle_plainly(pack(error))])
         self._wake_parent()
+        self._put(4, [self._pickle_plainly(pack(error))])
 
     def _pickle_result(self, value: Any) -> int:
         from rankspawn.workers.pickling import Rules, dump
@@ -120,8 +115,7 @@ class Report:
             done = os.pwrite(self._fd, data, self._end)
             self._end += done
             data = data[done:]
-        # Codes may be negative or huge (sys.exit takes any int); the system keeps 8 bits.
-        self._put(2, [when, code & 0xFF, table, offset, self._end - offset])
+        self._put(2, [when, code, table, offset, self._end - offset])
         self._put(1, [kind])
 
     def _put(self, word: int, values: list[int]) -> None:

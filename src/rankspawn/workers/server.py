@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 
 from rankspawn.workers import inherited
 from rankspawn.workers.child import load, load_task, redirect_output, run_exit_handlers, work
+from rankspawn.workers.marker import carry_mark
 from rankspawn.workers.report import Report
 
 # The system passes at most 253 descriptors with one packet.
@@ -29,18 +30,19 @@ _LONGEST_ERROR = 30_000
 def main() -> None:
     """Entry point: the socket's number and the modules are in ``sys.argv``."""
     requests = socket.socket(fileno=int(sys.argv[2]))
-    modules = sys.argv[3:]
     # Ctrl-C reaches the whole foreground group; this process ends with its parent instead.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    error = _preload(modules)
-    _answer(requests, {"error": error} if error else {})
-    if not error:
-        _serve(requests)
+    with requests:
+        error = _preload(**json.loads(requests.recv(_PACKET)))
+        _answer(requests, {"error": error} if error else {})
+        if not error:
+            _serve(requests)
 
 
-def _preload(modules: list[str]) -> str | None:
-    """Import the modules; the traceback of the first that fails."""
+def _preload(path: list[str], modules: list[str]) -> str | None:
+    """Import the modules, from where the parent would; the traceback of the first that fails."""
+    sys.path[:] = path
     for module in modules:
         try:
             import_module(module)
@@ -118,10 +120,10 @@ def _run_worker(order: list[int], fds: list[int]) -> NoReturn:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         rank, has_log, environ, *tables = order
         log = [fds.pop()] if has_log else []
-        outcome, event, payload, tracker, *inherited.received[:] = fds
+        outcome, event, payload, tracker, mark, *inherited.received[:] = fds
+        carry_mark(mark)
         redirect_output(*log)
         report = Report(outcome, event)
-        report.carry_mark()
         code = work(report, lambda: _become(rank, payload, environ, tracker, tables))
         run_exit_handlers()
     finally:

@@ -28,17 +28,17 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
     """Rank to the stacks of all its threads, for the ranks that run."""
     asked: dict[int, tuple[int, int]] = {}
     stacks: dict[int, str] = {}
-    for at in sorted(group.sentinels.values()):
-        worker = group.workers[at]
-        fd = worker.outcome.fileno()
-        stacks[worker.rank] = NO_ANSWER
-        if read_header(fd).stage >= STARTED:
-            asked[worker.rank] = (fd, _size(fd))
-            worker.process.popen.send_signal(STACKS_SIGNAL)
-    _wait_until_written(asked)
-    for rank, (fd, start) in asked.items():
-        text = os.pread(fd, _size(fd) - start, start).decode("utf-8", "replace")
-        stacks[rank] = text or NO_ANSWER
+    with group.open_reports() as files:
+        for at, fd in sorted(files.items()):
+            worker = group.workers[at]
+            stacks[worker.rank] = NO_ANSWER
+            if read_header(fd).stage >= STARTED:
+                asked[worker.rank] = (fd, _size(fd))
+                worker.process.popen.send_signal(STACKS_SIGNAL)
+        _wait_until_written(asked)
+        for rank, (fd, start) in asked.items():
+            text = os.pread(fd, _size(fd) - start, start).decode("utf-8", "replace")
+            stacks[rank] = text or NO_ANSWER
     return stacks
 
 

@@ -10,6 +10,8 @@ Each start method is one function that takes a rank's orders and returns a start
 from __future__ import annotations
 
 import atexit
+import faulthandler  # noqa: F401 - loaded here once, and not by every forked worker
+import mmap  # noqa: F401 - likewise
 import os
 import signal
 import subprocess
@@ -22,16 +24,15 @@ from multiprocessing import get_start_method, resource_tracker, util
 from multiprocessing import process as mp_process
 from typing import Any, NoReturn, Protocol
 
-from rankspawn.workers.child import redirect_output, run_exit_handlers, work
-from rankspawn.workers.descriptors import Owned
+from rankspawn.descriptors import Owned, anonymous_file
+from rankspawn.workers.child import flush_output, redirect_output, run_exit_handlers, work
 from rankspawn.workers.forkserver import get_server
 from rankspawn.workers.interpreter import command
 from rankspawn.workers.limits import explain_start_failure
 from rankspawn.workers.logs import log_path, open_log
-from rankspawn.workers.marker import file_name, kill_marked
-from rankspawn.workers.outcome import make_outcome_file
+from rankspawn.workers.marker import carry_mark, make_mark_file
 from rankspawn.workers.payload import Inheritance, Payload, write_payload
-from rankspawn.workers.process import RankProcess, WorkerPopen
+from rankspawn.workers.process import RankProcess, WorkerPopen, adopt_child
 from rankspawn.workers.report import Report
 
 
@@ -97,27 +98,30 @@ def start_workers(
         TypeError: The task cannot be sent to a worker; nothing was started.
         OSError: A process could not be started.
     """
-    launcher = _LAUNCHERS[settings.start_method](task, settings, failure_event)
+    launcher: _Launcher | None = None
     try:
+        launcher = _LAUNCHERS[settings.start_method](task, settings, failure_event, mark)
         for index, changes in enumerate(environments):
             rank = first_rank + index
-            outcome = Owned(make_outcome_file(file_name(mark)))
+            outcome = Owned(anonymous_file("rankspawn-outcome"))
             path = log_path(settings.log_dir, rank) if settings.log_dir else None
             log = open_log(path, keep=is_restart) if path else None
             order = Order(rank, index, changes, outcome, log)
             process = RankProcess(rank, partial(launcher.launch, order=order), settings.daemon)
             process.start()
             started.append(Worker(rank, process, outcome, path))
+            if log is not None:
+                log.close()
     except OSError as error:
         error.add_note(explain_start_failure(error, len(started), len(environments)))
         raise
     finally:
-        launcher.close()
+        if launcher is not None:
+            launcher.close()
 
 
-def kill_started(started: Sequence[Worker], mark: str) -> None:
+def kill_started(started: Sequence[Worker]) -> None:
     """End the workers of a start that failed half-way."""
-    kill_marked(mark)
     for worker in started:
         worker.process.popen.kill()
     for worker in started:
@@ -145,7 +149,9 @@ class Order:
 
 
 class _Launcher(Protocol):
-    def __init__(self, task: Task, settings: StartSettings, failure_event: Owned, /) -> None: ...
+    def __init__(
+        self, task: Task, settings: StartSettings, failure_event: Owned, mark: str, /
+    ) -> None: ...
 
     def launch(self, process: RankProcess, /, order: Order) -> WorkerPopen: ...
 
@@ -155,35 +161,35 @@ class _Launcher(Protocol):
 class _ForkLauncher:
     """A copy of this process; nothing is pickled."""
 
-    def __init__(self, task: Task, _: StartSettings, failure_event: Owned) -> None:
+    def __init__(self, task: Task, _: StartSettings, failure_event: Owned, mark: str) -> None:
         self._task = task
         self._failure_event = failure_event
+        self._mark = Owned(make_mark_file(mark))
 
     def launch(self, process: RankProcess, order: Order) -> WorkerPopen:
         # A forked child closes what the parent owns, so it gets copies of its own.
-        kept = [
-            os.dup(one.fileno()) for one in (order.outcome, self._failure_event, order.log) if one
-        ]
-        outcome, event, *log = kept
+        owned = (order.outcome, self._failure_event, self._mark, order.log)
+        kept: list[int] = []
         try:
-            process.body = lambda: self._work(order, Report(outcome, event), log)
+            kept.extend(os.dup(one.fileno()) for one in owned if one is not None)
+            outcome, event, mark, *log = kept
+            process.body = lambda: self._work(order, Report(outcome, event), mark, log)
             # What is still buffered would be printed by every worker once more.
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush_output()
             pid = os.fork()
             if pid == 0:
                 _run_and_exit(process)
-            return WorkerPopen(pid)
+            return adopt_child(pid)
         finally:
             for fd in kept:
                 os.close(fd)
 
     def close(self) -> None:
-        pass
+        self._mark.close()
 
-    def _work(self, order: Order, report: Report, log: list[int]) -> int:
+    def _work(self, order: Order, report: Report, mark: int, log: list[int]) -> int:
         """Runs in the worker."""
-        report.carry_mark()
+        carry_mark(mark)
         redirect_output(*log)
         return work(report, lambda: self._become(order))
 
@@ -202,7 +208,7 @@ class _SpawnLauncher:
 
     by_place = False
 
-    def __init__(self, task: Task, settings: StartSettings, failure_event: Owned) -> None:
+    def __init__(self, task: Task, settings: StartSettings, failure_event: Owned, _: str) -> None:
         self._failure_event = failure_event.fileno()
         self._payload = write_payload(
             task.func,
@@ -228,6 +234,7 @@ class _SpawnLauncher:
         child = subprocess.Popen(
             command("rankspawn.workers.child", [f"rankspawn-worker-{order.rank}", *numbers]),
             env=order.environment(),
+            stdin=subprocess.DEVNULL,  # the parent's input is not theirs to read
             stdout=log,
             stderr=log,
             pass_fds=(
@@ -237,7 +244,7 @@ class _SpawnLauncher:
         )
         # It is reaped through WorkerPopen; this keeps subprocess from waiting for it as well.
         child.returncode = 0
-        return WorkerPopen(child.pid)
+        return adopt_child(child.pid)
 
     def close(self) -> None:
         self._payload.close()
@@ -248,8 +255,11 @@ class _ForkserverLauncher(_SpawnLauncher):
 
     by_place = True
 
-    def __init__(self, task: Task, settings: StartSettings, failure_event: Owned) -> None:
-        super().__init__(task, settings, failure_event)
+    def __init__(
+        self, task: Task, settings: StartSettings, failure_event: Owned, mark: str
+    ) -> None:
+        super().__init__(task, settings, failure_event, mark)
+        self._mark = Owned(make_mark_file(mark))
         try:
             self._server = get_server(settings.preload, os.environ)
         except BaseException:
@@ -263,10 +273,14 @@ class _ForkserverLauncher(_SpawnLauncher):
             (order.rank, int(order.log is not None), environ, *self._tables, own.table),
             (
                 *(order.outcome.fileno(), self._failure_event, self._payload.file.fileno()),
-                *(self._tracker, *self._payload.task.fds, *own.fds),
+                *(self._tracker, self._mark.fileno(), *self._payload.task.fds, *own.fds),
                 *((order.log.fileno(),) if order.log else ()),
             ),
         )
+
+    def close(self) -> None:
+        super().close()
+        self._mark.close()
 
 
 _LAUNCHERS: dict[str, type[_Launcher]] = {
@@ -288,8 +302,9 @@ def _setting_of_parent(payload: Payload, daemon: bool) -> dict[str, Any]:
     current = mp_process.current_process()
     main = payload.main
     return {
-        "path": [os.getcwd() if entry == "" else entry for entry in sys.path],
+        "path": [entry or _current_folder() for entry in sys.path],
         "argv": list(sys.argv),
+        "folder": _current_folder(),
         "main": None if main is None else (main.name, main.path),
         "multiprocessing": {
             "name": "rank-{rank}",
@@ -300,6 +315,13 @@ def _setting_of_parent(payload: Payload, daemon: bool) -> dict[str, Any]:
             "start_method": get_start_method(allow_none=True),
         },
     }
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        return ""
 
 
 def _run_and_exit(process: RankProcess) -> NoReturn:

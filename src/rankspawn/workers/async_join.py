@@ -1,0 +1,70 @@
+"""Joining from an event loop: no thread waits, and nothing is polled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankspawn.workers.context import MultiprocessContext
+    from rankspawn.workers.group import WorkerGroup
+
+
+async def join_async(context: MultiprocessContext) -> bool:
+    """``context.join()``, with the loop running on; cancelling it stops the workers."""
+    loop = asyncio.get_running_loop()
+    try:
+        while not context.finished:
+            group = context.group
+            await _news(context, group)
+            group.collect()
+            # A teardown takes up to the grace period, which the loop must not feel.
+            await loop.run_in_executor(None, context.settle_if_due, group)
+    except asyncio.CancelledError:
+        await asyncio.shield(loop.run_in_executor(None, context.terminate))
+        raise
+    return context.join()
+
+
+async def _news(context: MultiprocessContext, group: WorkerGroup) -> None:
+    """Wait until something happened in the group, or to it, or its time is over."""
+    news = asyncio.Event()
+    with _watched(group, news):
+        if group.settled or group.closed:
+            return
+        deadline = context.deadline
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(news.wait(), left)
+
+
+@contextmanager
+def _watched(group: WorkerGroup, news: asyncio.Event) -> Iterator[None]:
+    """Set ``news`` when the group's descriptor is readable, or somebody else read it."""
+    loop = asyncio.get_running_loop()
+
+    def wake() -> None:
+        with contextlib.suppress(RuntimeError):  # that loop is closed
+            loop.call_soon_threadsafe(news.set)
+
+    group.listeners.add(wake)
+    try:
+        # A number of its own, because a loop has one reader per descriptor.
+        fd = os.dup(group.fileno())
+    except (OSError, ValueError):  # closed meanwhile
+        group.listeners.discard(wake)
+        news.set()
+        yield
+        return
+    loop.add_reader(fd, news.set)
+    try:
+        yield
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+        group.listeners.discard(wake)
