@@ -62,6 +62,13 @@ def echo(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return args, kwargs
 
 
+PLACE = "the module"
+
+
+def place() -> str:
+    return PLACE
+
+
 def variable(name: str) -> str | None:
     return os.environ.get(name)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rankspawn.workers.outcome import read_header
@@ -35,7 +35,8 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
             if read_header(fd).stage >= STARTED:
                 asked[worker.rank] = (fd, _size(fd))
                 worker.process.popen.send_signal(STACKS_SIGNAL)
-        _wait_until_written(asked)
+        running = [group.workers[at].process for at in files]
+        _wait_until_written(asked, lambda: {one.rank for one in running if one.is_alive()})
         for rank, (fd, start) in asked.items():
             text = os.pread(fd, _size(fd) - start, start).decode("utf-8", "replace")
             stacks[rank] = text or NO_ANSWER
@@ -61,14 +62,16 @@ def _place(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if line.lstrip().startswith("File "))
 
 
-def _wait_until_written(asked: Mapping[int, tuple[int, int]]) -> None:
+def _wait_until_written(
+    asked: Mapping[int, tuple[int, int]], running: Callable[[], set[int]]
+) -> None:
     deadline = time.monotonic() + _AT_MOST_SECONDS
     before: list[int] = []
     while asked and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
         sizes = [_size(fd) for fd, _ in asked.values()]
-        begun = all(size > start for size, (_, start) in zip(sizes, asked.values(), strict=True))
-        if begun and sizes == before:
+        silent = {rank for rank, (fd, start) in asked.items() if _size(fd) == start}
+        if sizes == before and silent.isdisjoint(running()):
             return
         before = sizes
 
