@@ -87,6 +87,27 @@ def test_functions_of_a_module_run_with_dash_m(tmp_path: Path, start_method: str
     assert python("-m", "package", cwd=tmp_path).stdout == "fine\n"
 
 
+def test_what_the_guard_redefines_goes_by_value(tmp_path: Path, start_method: str) -> None:
+    name = script(
+        tmp_path,
+        f"""
+    import rankspawn
+
+    def work():
+        return "old"
+
+    if __name__ == "__main__":
+        def work():
+            return "new"
+        print(rankspawn.spawn(
+            work, nprocs=1, backend="gloo", start_method={start_method!r}
+        ).results())
+    """,
+    )
+
+    assert python(name, cwd=tmp_path).stdout == "['new']\n"
+
+
 def test_what_is_defined_under_the_guard_goes_by_value(tmp_path: Path) -> None:
     name = script(
         tmp_path,

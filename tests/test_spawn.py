@@ -252,7 +252,7 @@ def test_spawn_from_several_threads_at_once(run: Run) -> None:
         for _ in range(4)
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork in a program with threads
+        warnings.simplefilter("ignore", RuntimeWarning)  # fork in a program with threads
         for thread in threads:
             thread.start()
         for thread in threads:

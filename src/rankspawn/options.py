@@ -143,7 +143,8 @@ def _check_names(options: Mapping[str, Any]) -> None:
             from difflib import get_close_matches
 
             supported = [f.name for f in fields(SpawnOptions) if f.name not in _DEPRECATED]
-            nearest = get_close_matches(name, [*supported, *_DEPRECATED], n=1, cutoff=0.5)
+            known = [*supported, *_DEPRECATED, "func", "args", "nprocs", "join", "daemon"]
+            nearest = get_close_matches(name, known, n=1, cutoff=0.5)
             hint = f": did you mean {nearest[0]!r}?" if nearest else "."
             raise ValueError(
                 f"spawn() has no option {name!r}{hint} Supported are {', '.join(supported)}."

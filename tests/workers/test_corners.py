@@ -23,6 +23,7 @@ import pytest
 import rankspawn
 from rankspawn import MultiprocessContext, ProcessExitedException, ProcessRaisedException
 from rankspawn.workers import group as group_module
+from rankspawn.workers import start as start_module
 from tests import jobs
 from tests.descendants import Watched
 from tests.jobs import DEADLOCK
@@ -281,3 +282,67 @@ def test_stacks_of_ranks_that_are_just_ending_do_no_harm(run: Run) -> None:
         thread.start()
         assert context.join()
         thread.join(DEADLOCK)
+
+
+def test_a_failure_that_nobody_asked_for_is_told_at_exit(start_method: str) -> None:
+    code = (
+        "import rankspawn\n"
+        "from tests import jobs\n"
+        "context = rankspawn.spawn(jobs.all_fail, nprocs=1, backend='gloo', join=False, "
+        f"start_method={start_method!r})\n"
+    )
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+
+    assert done.stderr.startswith("rank 0 failed, and nobody joined the group: Traceback")
+    assert done.stderr.endswith("ValueError: rank 0\n")
+
+
+def test_cancelling_one_of_two_waiters_leaves_the_group_to_the_other(run: Run) -> None:
+    async def join(context: MultiprocessContext) -> bool:
+        return await context
+
+    async def main() -> bool:
+        ours, theirs = mp.Pipe()
+        with ours, theirs:
+            context = run(wait_for, args=(theirs,), nprocs=1, join=False)
+            one, two = (asyncio.ensure_future(join(context)) for _ in range(2))
+            await asyncio.sleep(0)
+            one.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await one
+            ours.send(None)
+            return await asyncio.wait_for(two, DEADLOCK)
+
+    assert asyncio.run(main())
+
+
+def test_forking_with_threads_is_warned_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start_module, "_warned_about_threads", [])
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, name="the other")
+    thread.start()
+    try:
+        with pytest.warns(RuntimeWarning, match=r"Threads: .*the other") as caught:
+            fork_twice()
+    finally:
+        done.set()
+        thread.join()
+
+    assert len(caught) == 1
+
+
+def fork_twice() -> None:
+    for _ in range(2):
+        rankspawn.spawn(os.getpid, nprocs=2, backend="gloo", start_method="fork")
+
+
+def test_too_many_shared_descriptors_for_a_fork_server_are_refused() -> None:
+    queues = [mp.SimpleQueue() for _ in range(130)]
+    with pytest.raises(ValueError, match=r"descriptors .* use start_method='spawn'"):
+        rankspawn.spawn(
+            jobs.echo, args=(queues,), nprocs=1, backend="gloo", start_method="forkserver"
+        )
+    assert len(rankspawn.spawn(len, args=(queues,), nprocs=1, backend="gloo").results()) == 1

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 async def join_async(context: MultiprocessContext) -> bool:
     """``context.join()``, with the loop running on; cancelling it stops the workers."""
     loop = asyncio.get_running_loop()
+    context.awaiting += 1
     try:
         while not context.finished:
             group = context.group
@@ -26,8 +27,11 @@ async def join_async(context: MultiprocessContext) -> bool:
             # A teardown takes up to the grace period, which the loop must not feel.
             await loop.run_in_executor(None, context.settle_if_due, group)
     except asyncio.CancelledError:
-        await asyncio.shield(loop.run_in_executor(None, context.terminate))
+        if context.awaiting == 1:  # nobody else waits for it
+            await asyncio.shield(loop.run_in_executor(None, context.terminate))
         raise
+    finally:
+        context.awaiting -= 1
     return context.join()
 
 

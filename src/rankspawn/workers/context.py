@@ -58,6 +58,8 @@ class MultiprocessContext:
         self._error: BaseException | None = None
         self._finished = False
         self._values: dict[int, Any] = {}
+        # How many tasks await this context; cancelling the last one stops the workers.
+        self.awaiting = 0
         timeout = policy.timeout
         self._deadline = None if timeout is None else time.monotonic() + timeout
         with self._stopped_on_error(policy.grace_period), sigint_blocked():
@@ -254,7 +256,9 @@ class MultiprocessContext:
     def wait_for_rank(self, at: int, deadline: float | None, *, failures: bool) -> bool:
         """Wait for the end of one rank, for its queues."""
         is_final = partial(self._is_final, at, failures)
-        return self._wait(is_final, deadline, self._policy.grace_period)
+        grace = self._policy.grace_period
+        with self._stopped_on_error(grace):
+            return self._wait(is_final, deadline, grace)
 
     def has_ended(self, at: int, *, failures: bool) -> bool:
         """The rank's outcome is final, seen without waiting; for its queues."""
@@ -280,7 +284,11 @@ class MultiprocessContext:
         if not self._has_result(at):
             raise self._error_of(at)
         if at not in self._values:
-            self._values[at] = self._group.remains_of(at).result()
+            try:
+                self._values[at] = self._group.remains_of(at).result()
+            except Exception as error:
+                error.add_note(f"The result of rank {self._group.workers[at].rank} was being read.")
+                raise
         return self._values[at]
 
     def _has_error(self, at: int) -> bool:

@@ -84,6 +84,8 @@ def _explain(outcome: Outcome, signal_name: str | None) -> str:
     """What is known or likely, and what to do next."""
     if outcome.end is End.STOPPED:
         return "it was stopped because another rank failed or the caller stopped the group"
+    if outcome.end is End.EXITED:
+        return "its function called sys.exit"
     if outcome.had_returned:
         return (
             f"its function had returned, but process {outcome.pid} failed on its way out "

@@ -30,7 +30,9 @@ from rankspawn.workers.process import WorkerPopen
 _servers: dict[tuple[str, ...], ForkServer] = {}
 _starting = threading.Lock()
 # Larger than any packet of the protocol.
-_PACKET = 1 << 16
+PACKET = 1 << 16
+# The system passes at most 253 descriptors with one packet.
+MOST_FDS = 253
 _MODULE = "rankspawn.workers.server"
 
 
@@ -114,9 +116,15 @@ class ForkServer:
         """Have a worker forked.
 
         Args:
-            order: The numbers that :func:`rankspawn.workers.server.run_worker` takes.
+            order: The numbers that ``server._run_worker`` takes.
             fds: Its descriptors.
         """
+        if len(fds) > MOST_FDS:
+            raise ValueError(
+                f"the arguments share {len(fds)} descriptors with each worker (two for a queue, "
+                f"one for a pipe end), but a fork server can be sent {MOST_FDS} at most: "
+                "use start_method='spawn'"
+            )
         with self._using:
             self._tickets += 1
             ticket = self._tickets
@@ -157,7 +165,7 @@ class ForkServer:
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         """The next message; statuses are put aside for who asks for them."""
-        packet, fds, _, _ = socket.recv_fds(self._socket, _PACKET, 1)
+        packet, fds, _, _ = socket.recv_fds(self._socket, PACKET, 1)
         if not packet:
             raise ConnectionError(
                 "the fork server ended unexpectedly; the next start has a new one"

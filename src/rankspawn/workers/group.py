@@ -7,6 +7,7 @@ number of threads may wait; one of them blocks on the selector, the others on it
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import threading
@@ -14,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from multiprocessing import util
 
 from rankspawn.descriptors import Closable, Owned, close_in_forks
 from rankspawn.workers.guardian import Guardian
@@ -22,6 +24,8 @@ from rankspawn.workers.oom import describe_change, read_counts
 from rankspawn.workers.outcome import Outcome, Remains, classify, read_header, take_remains
 from rankspawn.workers.start import StartSettings, Task, Worker, kill_started, start_workers
 from rankspawn.workers.teardown import stop_workers
+
+logger = logging.getLogger(__name__)
 
 # Groups with running workers. They live as long as those, also if nobody keeps the context:
 # with a group its lifeline would be closed, and the guardian would take that for our death.
@@ -319,6 +323,20 @@ def start_group(
         kill_marked(mark)
         raise
     return group
+
+
+def report_unseen_failures() -> None:
+    """At exit, after multiprocessing waited for the workers: a failure must not go unheard."""
+    for group in list(_running):
+        group.collect()
+        for at, outcome in group.failures:
+            text = group.remains_of(at).text.rstrip() or f"exit code {outcome.exit_code}"
+            logger.error("rank %d failed, and nobody joined the group: %s", outcome.rank, text)
+        group.close()
+
+
+# Priorities below 0 come after the wait for the workers.
+util.Finalize(None, report_unseen_failures, exitpriority=-10)
 
 
 def _close_forgotten() -> None:

@@ -38,13 +38,19 @@ def find_main() -> MainOrigin | None:
 
 
 def names_defined_again(origin: MainOrigin) -> frozenset[str]:
-    """Names that a second run of the module binds, those under its guard excluded."""
+    """Names that a second run of the module binds to the same: nothing under its guard does."""
     try:
-        with open(origin.path, "rb") as source:
-            tree = ast.parse(source.read())
-    except (OSError, SyntaxError, ValueError):
+        with open(origin.path, "rb") as file:
+            source = file.read()
+        try:
+            tree = ast.parse(source)
+        except SystemError:  # CPython 3.11, when another thread parses at the same moment
+            tree = ast.parse(source)
+    except (OSError, SyntaxError, SystemError, ValueError):
         return frozenset()
-    return frozenset(_bound_names(tree.body))
+    guarded = [one for one in tree.body if isinstance(one, ast.If) and _asks_for_name(one.test)]
+    under_guard = {name for guard in guarded for name in _bound_names(guard.body)}
+    return frozenset(_bound_names(tree.body)) - under_guard
 
 
 def holds(module: ModuleType | None, qualname: str, obj: object) -> bool:

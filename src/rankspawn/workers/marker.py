@@ -26,7 +26,8 @@ from rankspawn.descriptors import anonymous_file
 
 VARIABLE = "RANKSPAWN_JOB"
 _PREFIX = "rankspawn-job-"
-# How long killed processes may take to go; see teardown.REAP_SECONDS.
+# How long a killed process may take to go. It is killed already; only the kernel can delay
+# it, e.g. in an uninterruptible read from a network file system.
 GONE_SECONDS = 5.0
 _PAGE = 4096
 _carried: list[mmap.mmap] = []

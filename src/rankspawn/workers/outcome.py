@@ -1,7 +1,7 @@
 """What became of a rank, read by the parent from the file in which the worker reports.
 
-``Outcome`` is plain data; :func:`classify` decides what counts as success (SPEC of the table in
-``docs/reference.md``), from the report, the exit code, and whether we stopped the worker.
+``Outcome`` is plain data; :func:`classify` decides what counts as success, as the table in
+``docs/reference.md`` has it: from the report, the exit code, and whether we stopped the worker.
 """
 
 from __future__ import annotations

@@ -18,12 +18,10 @@ from typing import Any, NoReturn
 
 from rankspawn.workers import inherited
 from rankspawn.workers.child import load, load_task, redirect_output, run_exit_handlers, work
+from rankspawn.workers.forkserver import MOST_FDS, PACKET
 from rankspawn.workers.marker import carry_mark
 from rankspawn.workers.report import Report
 
-# The system passes at most 253 descriptors with one packet.
-MOST_FDS = 253
-_PACKET = 1 << 16
 _LONGEST_ERROR = 30_000
 
 
@@ -34,7 +32,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     with requests:
-        error = _preload(**json.loads(requests.recv(_PACKET)))
+        error = _preload(**json.loads(requests.recv(PACKET)))
         _answer(requests, {"error": error} if error else {})
         if not error:
             _serve(requests)
@@ -66,7 +64,7 @@ def _serve(requests: socket.socket) -> None:
     while True:
         ready = dict(poller.poll())
         if woken in ready:
-            os.read(woken, _PACKET)
+            os.read(woken, PACKET)
             _tell_statuses(requests, tickets)
         if requests.fileno() in ready and not _take_request(requests, tickets):
             return
@@ -75,7 +73,7 @@ def _serve(requests: socket.socket) -> None:
 def _take_request(requests: socket.socket, tickets: dict[int, int]) -> bool:
     """Fork one worker; False at the end of the connection."""
     try:
-        packet, fds, _, _ = socket.recv_fds(requests, _PACKET, MOST_FDS)
+        packet, fds, _, _ = socket.recv_fds(requests, PACKET, MOST_FDS)
     except ConnectionResetError:  # it left with statuses unread
         return False
     if not packet:

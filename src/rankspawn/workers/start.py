@@ -16,6 +16,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +36,8 @@ from rankspawn.workers.marker import carry_mark, make_mark_file
 from rankspawn.workers.payload import Inheritance, Payload, write_payload
 from rankspawn.workers.process import RankProcess, WorkerPopen, adopt_child
 from rankspawn.workers.report import Report
+
+_warned_about_threads: list[bool] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,7 @@ class _ForkLauncher:
     """A copy of this process; nothing is pickled."""
 
     def __init__(self, task: Task, _: StartSettings, failure_event: Owned, mark: str) -> None:
+        _warn_about_threads()
         self._task = task
         self._failure_event = failure_event
         self._mark = Owned(make_mark_file(mark))
@@ -176,7 +181,7 @@ class _ForkLauncher:
             process.body = lambda: self._work(order, Report(outcome, event), mark, log)
             # What is still buffered would be printed by every worker once more.
             flush_output()
-            pid = os.fork()
+            pid = _fork()
             if pid == 0:
                 _run_and_exit(process)
             return adopt_child(pid)
@@ -322,6 +327,26 @@ def _current_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:  # it was deleted
         return ""
+
+
+def _warn_about_threads() -> None:
+    """Say once that forking a program with threads may hang."""
+    if threading.active_count() > 1 and not _warned_about_threads:
+        _warned_about_threads.append(True)
+        names = ", ".join(sorted(thread.name for thread in threading.enumerate())[:5])
+        warnings.warn(
+            "start_method='fork' copies a process in which other threads run; a lock that one of "
+            f"them holds stays locked in the workers for ever. Threads: {names}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def _fork() -> int:
+    # From 3.12 on Python has a warning of its own, for every fork; ours was given.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def _run_and_exit(process: RankProcess) -> NoReturn:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from rankspawn.workers.marker import kill_marked
+from rankspawn.workers.marker import GONE_SECONDS, kill_marked
 
 if TYPE_CHECKING:
     from rankspawn.workers.group import WorkerGroup
@@ -24,9 +24,6 @@ logger = logging.getLogger(__name__)
 # How long a rank that reported its failure may take to leave before it gets SIGTERM, too: its
 # exit handlers run now, but a thread or a handler that hangs must not hold the group.
 LEAVE_SECONDS = 1.0
-# How long a killed process may take to go. It is killed already; only the kernel can delay
-# it, e.g. in an uninterruptible read from a network file system.
-REAP_SECONDS = 5.0
 
 
 def stop_workers(group: WorkerGroup, grace: float, *, interrupted: bool = False) -> None:
@@ -54,7 +51,7 @@ def stop_workers(group: WorkerGroup, grace: float, *, interrupted: bool = False)
         _terminate(one for one in _running(group) if one in leaving)
         group.wait(lambda: group.all_ended, deadline)
     finally:
-        _kill(group, grace)
+        _kill(group)
 
 
 def _is_in_foreground() -> bool:
@@ -78,19 +75,18 @@ def _terminate(workers: Iterable[Worker]) -> None:
         worker.process.popen.send_signal(signal.SIGCONT)
 
 
-def _kill(group: WorkerGroup, grace: float) -> None:
+def _kill(group: WorkerGroup) -> None:
     for worker in _running(group):
         logger.warning(
-            "rank %d (pid %d) did not end within %.1f s of SIGTERM; now SIGKILL",
+            "rank %d (pid %d) did not end after SIGTERM; now SIGKILL",
             worker.rank,
             worker.process.popen.pid,
-            grace,
         )
         worker.process.popen.kill()
     kill_marked(group.mark)
-    if not group.wait(lambda: group.all_ended, time.monotonic() + REAP_SECONDS):
+    if not group.wait(lambda: group.all_ended, time.monotonic() + GONE_SECONDS):
         left = [f"rank {one.rank} (pid {one.process.popen.pid})" for one in _running(group)]
-        logger.error("%s cannot be reaped %.0f s after SIGKILL", ", ".join(left), REAP_SECONDS)
+        logger.error("%s cannot be reaped %.0f s after SIGKILL", ", ".join(left), GONE_SECONDS)
 
 
 def _running(group: WorkerGroup) -> list[Worker]:
