@@ -152,6 +152,7 @@ def _kill_a_parent(rng: random.Random, method: str, nprocs: int) -> tuple[str, s
 
 
 def _be_the_parent(mark: str, method: str, nprocs: int) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
     group.new_mark = lambda: mark
     print("starting", flush=True)
     rankspawn.spawn(

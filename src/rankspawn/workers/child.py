@@ -214,9 +214,10 @@ def _report_error(report: Report, error: BaseException) -> int:
     try:
         report.raised(error, _describe(error))
     except BaseException:
-        # Out of memory, as a rule, which the frames of the traceback still hold.
-        _clear_frames(error)
-        report.raised(error, _describe(error))
+        if not report.committed:
+            # Out of memory, as a rule, which the frames of the traceback still hold.
+            _clear_frames(error)
+            report.raised(error, _describe(error))
     return 1
 
 

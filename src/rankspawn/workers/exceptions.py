@@ -100,7 +100,8 @@ def _rebuild_group(packed: dict[str, Any]) -> Any:
     try:
         group = _loads(packed["whole"] or packed["class"])
         kind: Any = group if isinstance(group, type) else type(group)
-        rebuilt = kind.__new__(kind, packed["message"], members)
+        # Not by the class's own __new__, which may want something else.
+        rebuilt = BaseExceptionGroup.__new__(kind, packed["message"], members)
         rebuilt.__dict__.update(_state_of(packed) if group is kind else group.__dict__)
     except Exception:  # a subclass with other rules
         return BaseExceptionGroup(packed["message"], members)

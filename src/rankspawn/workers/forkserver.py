@@ -11,6 +11,7 @@ status comes later as a packet of its own, in between other answers.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -98,7 +99,9 @@ class ForkServer:
             raise
 
     def _greet(self, preload: tuple[str, ...]) -> None:
-        self._socket.send(json.dumps({"path": sys.path, "modules": preload}).encode())
+        # If the server is gone already, the wait for its answer says so.
+        with contextlib.suppress(BrokenPipeError):
+            self._socket.send(json.dumps({"path": sys.path, "modules": preload}).encode())
         hello, _ = self._receive()
         if "error" in hello:
             raise ImportError(hello["error"])
@@ -165,10 +168,13 @@ class ForkServer:
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         """The next message; statuses are put aside for who asks for them."""
-        packet, fds, _, _ = socket.recv_fds(self._socket, PACKET, 1)
+        try:
+            packet, fds, _, _ = socket.recv_fds(self._socket, PACKET, 1)
+        except ConnectionResetError:
+            packet = b""
         if not packet:
             raise ConnectionError(
-                "the fork server ended unexpectedly; the next start has a new one"
+                "the fork server ended unexpectedly; the next start brings up a new one"
             )
         message: dict[str, Any] = json.loads(packet)
         if "status" in message:

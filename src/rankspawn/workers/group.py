@@ -22,6 +22,7 @@ from rankspawn.workers.guardian import Guardian
 from rankspawn.workers.marker import VARIABLE, kill_marked, new_mark, variable_value
 from rankspawn.workers.oom import describe_change, read_counts
 from rankspawn.workers.outcome import Outcome, Remains, classify, read_header, take_remains
+from rankspawn.workers.report import RAISED
 from rankspawn.workers.start import StartSettings, Task, Worker, kill_started, start_workers
 from rankspawn.workers.teardown import stop_workers
 
@@ -95,6 +96,13 @@ class WorkerGroup:
     def settled(self) -> bool:
         """Nothing more to wait for: all ended, or one failed."""
         return self.all_ended or any(one.is_failure for one in self.outcomes.values())
+
+    @property
+    def reports_are_complete(self) -> bool:
+        """No rank that failed is still writing its report."""
+        failed = [at for at in self.sentinels.values() if at in self.outcomes]
+        headers = [read_header(self.workers[at].outcome.fileno()) for at in failed]
+        return all(one.is_complete or one.kind != RAISED for one in headers)
 
     def wait(self, condition: Callable[[], bool], deadline: float | None) -> bool:
         """Block until the condition holds or the (monotonic) deadline passes; say which.

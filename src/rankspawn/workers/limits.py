@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from collections.abc import Mapping
 
 # Descriptors that the rest of a program opens while workers are being started.
 _SPARE = 64
@@ -29,7 +30,9 @@ def make_room_for_descriptors(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-def explain_start_failure(error: OSError, started: int, wanted: int) -> str:
+def explain_start_failure(
+    error: OSError, environ: Mapping[str, str], started: int, wanted: int
+) -> str:
     """One sentence on a process that could not be started, and on the others."""
     story = f"{started} of {wanted} workers had been started and were ended again."
     if error.errno in (errno.EMFILE, errno.ENFILE):
@@ -39,11 +42,10 @@ def explain_start_failure(error: OSError, started: int, wanted: int) -> str:
         soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
         return f"{story} The limit of processes is {soft} (`ulimit -u`), or the container's."
     if error.errno == errno.E2BIG:
-        name, size = max(
-            ((key, len(value)) for key, value in os.environ.items()), key=lambda one: one[1]
-        )
+        name = max(environ, key=lambda key: len(environ[key]))
+        size = len(environ[name])
         return (
-            f"{story} The environment is too large; its largest variable is {name}, {size} bytes."
+            f"{story} The environment is too large: its largest variable is {name}, {size} bytes."
         )
     if error.errno == errno.ENOMEM:
         return f"{story} There is not enough memory for another process."

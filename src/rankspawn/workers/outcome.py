@@ -39,6 +39,7 @@ class Header:
     table: int
     text_offset: int
     text_length: int
+    is_complete: int
 
     @property
     def is_failure(self) -> bool:

@@ -73,7 +73,12 @@ class WorkerPopen:
         self.returncode: int | None = None
         self.status_lost = False
         self._reaping = threading.Lock()
-        self._pidfd = Owned(os.pidfd_open(pid) if pidfd < 0 else pidfd)
+        try:
+            self._pidfd = Owned(os.pidfd_open(pid) if pidfd < 0 else pidfd)
+        except ProcessLookupError:
+            # It ended already, and the system or somebody else has collected its status.
+            self._pidfd = Owned(os.eventfd(1, os.EFD_CLOEXEC))
+            self.returncode, self.status_lost = STATUS_LOST, True
         self._collect_status = status or self._reap
         self.sentinel = self._pidfd.fileno()
 

@@ -10,6 +10,7 @@ the worker once 64 KiB are in it. The first page is a header::
     word 4  table of a parcel: the result, or what is known of the exception
     word 5  text: offset
     word 6  text: length
+    word 7  1 once the report is as complete as it gets
 
 Runs in the worker, and is imported before anything else: nothing heavy at the top.
 """
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 STARTED, IN_FUNCTION = 1, 2
 RETURNED, RAISED, EXITED = 1, 2, 3
-HEADER_WORDS = 7
+HEADER_WORDS = 8
 # Stacks are written far behind everything else; the file is sparse, so the gap costs nothing.
 STACKS_AT = 1 << 40
 # A real-time signal: programs use none of these, while SIGUSR1 and 2 mean preemption to many.
@@ -43,6 +44,8 @@ class Report:
         self._fd = fd
         self._failure_event = failure_event
         self._end = PAGE
+        # How this rank ended is on record, whatever else may be missing.
+        self.committed = False
 
     def stage(self, stage: int) -> None:
         """Say how far the worker came."""
@@ -78,7 +81,11 @@ class Report:
         table = self._pickle_plainly(summarize(error))
         self._commit(RAISED, table, code=1, text=text)
         self._wake_parent()
-        self._put(4, [self._pickle_plainly(pack(error))])
+        try:
+            self._put(4, [self._pickle_plainly(pack(error))])
+        finally:
+            self._put(7, [1])
+            self._wake_parent()
 
     def _pickle_result(self, value: Any) -> int:
         from rankspawn.workers.pickling import Rules, dump
@@ -117,6 +124,7 @@ class Report:
             data = data[done:]
         self._put(2, [when, code, table, offset, self._end - offset])
         self._put(1, [kind])
+        self.committed = True
 
     def _put(self, word: int, values: list[int]) -> None:
         os.pwrite(self._fd, pack_words(values), word * WORD)

@@ -66,12 +66,14 @@ def _serve(requests: socket.socket) -> None:
         if woken in ready:
             os.read(woken, PACKET)
             _tell_statuses(requests, tickets)
-        if requests.fileno() in ready and not _take_request(requests, tickets):
+        if requests.fileno() in ready and not _take_request(requests, tickets, (woken, wake)):
             return
 
 
-def _take_request(requests: socket.socket, tickets: dict[int, int]) -> bool:
-    """Fork one worker; False at the end of the connection."""
+def _take_request(
+    requests: socket.socket, tickets: dict[int, int], own_fds: tuple[int, ...]
+) -> bool:
+    """Fork one worker, which has no use for ``own_fds``; False at the end of the connection."""
     try:
         packet, fds, _, _ = socket.recv_fds(requests, PACKET, MOST_FDS)
     except ConnectionResetError:  # it left with statuses unread
@@ -86,6 +88,9 @@ def _take_request(requests: socket.socket, tickets: dict[int, int]) -> bool:
     else:
         if pid == 0:
             requests.close()
+            signal.set_wakeup_fd(-1)
+            for fd in own_fds:
+                os.close(fd)
             _run_worker(request["order"], fds)
         tickets[pid] = request["ticket"]
         pidfd = os.pidfd_open(pid)
@@ -113,7 +118,6 @@ def _run_worker(order: list[int], fds: list[int]) -> NoReturn:
     try:
         # Blocked until the worker can report it; see child.work.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         rank, has_log, environ, *tables = order

@@ -103,6 +103,7 @@ def start_workers(
         OSError: A process could not be started.
     """
     launcher: _Launcher | None = None
+    order: Order | None = None
     try:
         launcher = _LAUNCHERS[settings.start_method](task, settings, failure_event, mark)
         for index, changes in enumerate(environments):
@@ -117,7 +118,8 @@ def start_workers(
             if log is not None:
                 log.close()
     except OSError as error:
-        error.add_note(explain_start_failure(error, len(started), len(environments)))
+        environ = os.environ if order is None else order.environment()
+        error.add_note(explain_start_failure(error, environ, len(started), len(environments)))
         raise
     finally:
         if launcher is not None:

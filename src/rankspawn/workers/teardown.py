@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# How long a rank that reported its failure may take to leave before it gets SIGTERM, too: its
-# exit handlers run now, but a thread or a handler that hangs must not hold the group.
+# How long a rank may take to leave after its report, before it gets SIGTERM, too: its exit
+# handlers run now, but a thread or a handler that hangs must not hold the group.
 LEAVE_SECONDS = 1.0
 
 
@@ -47,6 +47,7 @@ def stop_workers(group: WorkerGroup, grace: float, *, interrupted: bool = False)
         # Ranks that reported are on their way out by themselves, and may still save something.
         leaving = [group.workers[at] for at in group.sentinels.values() if at in group.outcomes]
         _terminate(one for one in _running(group) if one not in leaving)
+        group.wait(lambda: group.all_ended or group.reports_are_complete, deadline)
         group.wait(lambda: group.all_ended, min(deadline, time.monotonic() + LEAVE_SECONDS))
         _terminate(one for one in _running(group) if one in leaving)
         group.wait(lambda: group.all_ended, deadline)
