@@ -14,10 +14,11 @@ from rankspawn.plan.describe import describe
 from rankspawn.plan.job import Job, make_plan, resolve
 from rankspawn.plan.ports import hold_ports
 from rankspawn.workers import child
-from rankspawn.workers.context import MultiprocessContext, Policy
+from rankspawn.workers.context import MultiprocessContext
 from rankspawn.workers.group import WorkerGroup, start_group
 from rankspawn.workers.limits import make_room_for_descriptors
 from rankspawn.workers.start import StartSettings, Task
+from rankspawn.workers.supervisor import Policy, Supervisor
 
 
 def spawn_ranks(
@@ -53,7 +54,7 @@ def spawn_ranks(
     if job.warning:
         warnings.warn(job.warning, UserWarning, stacklevel=stacklevel)
     task = Task(func, arguments, options.kwargs, options.rank_args)
-    context = MultiprocessContext(_starter(task, job, bool(daemon)), _policy(options))
+    context = MultiprocessContext(Supervisor(_starter(task, job, bool(daemon)), _policy(options)))
     if join:
         context.join()
     return context

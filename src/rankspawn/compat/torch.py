@@ -14,11 +14,12 @@ from typing import Any
 from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from rankspawn.options import check_args, check_nprocs, read_options
 from rankspawn.spawning import refuse_while_importing_main
-from rankspawn.workers.context import MultiprocessContext, Policy
+from rankspawn.workers.context import MultiprocessContext
 from rankspawn.workers.failures import Wording
 from rankspawn.workers.group import WorkerGroup, start_group
 from rankspawn.workers.limits import make_room_for_descriptors
 from rankspawn.workers.start import StartSettings, Task
+from rankspawn.workers.supervisor import Policy, Supervisor
 
 __all__ = [
     "ProcessContext",
@@ -91,7 +92,8 @@ def start_processes(
         make_room_for_descriptors(2 * count)
         return start_group(task, [{}] * count, settings, grace=_GRACE_SECONDS)
 
-    context = MultiprocessContext(start, Policy(grace_period=_GRACE_SECONDS, wording=_WORDING))
+    policy = Policy(grace_period=_GRACE_SECONDS, wording=_WORDING)
+    context = MultiprocessContext(Supervisor(start, policy))
     if not join:
         return context
     context.join()

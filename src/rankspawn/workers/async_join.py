@@ -11,37 +11,36 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rankspawn.workers.context import MultiprocessContext
     from rankspawn.workers.group import WorkerGroup
+    from rankspawn.workers.supervisor import Supervisor
 
 
-async def join_async(context: MultiprocessContext) -> bool:
-    """``context.join()``, with the loop running on; cancelling it stops the workers."""
+async def wait_until_finished(job: Supervisor) -> None:
+    """Until there is an answer, with the loop running on; cancelling it stops the workers."""
     loop = asyncio.get_running_loop()
-    context.awaiting += 1
+    job.awaiting += 1
     try:
-        while not context.finished:
-            group = context.group
-            await _news(context, group)
+        while not job.finished:
+            group = job.group
+            await _news(job, group)
             group.collect()
             # A teardown takes up to the grace period, which the loop must not feel.
-            await loop.run_in_executor(None, context.settle_if_due, group)
+            await loop.run_in_executor(None, job.settle_if_due, group)
     except asyncio.CancelledError:
-        if context.awaiting == 1:  # nobody else waits for it
-            await asyncio.shield(loop.run_in_executor(None, context.terminate))
+        if job.awaiting == 1:  # nobody else waits for it
+            await asyncio.shield(loop.run_in_executor(None, job.stop, job.policy.grace_period))
         raise
     finally:
-        context.awaiting -= 1
-    return context.join()
+        job.awaiting -= 1
 
 
-async def _news(context: MultiprocessContext, group: WorkerGroup) -> None:
+async def _news(job: Supervisor, group: WorkerGroup) -> None:
     """Wait until something happened in the group, or to it, or its time is over."""
     news = asyncio.Event()
     with _watched(group, news):
         if group.settled or group.closed:
             return
-        deadline = context.deadline
+        deadline = job.deadline
         left = None if deadline is None else max(0.0, deadline - time.monotonic())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(news.wait(), left)

@@ -27,13 +27,10 @@ from typing import Any
 from rankspawn.descriptors import close_in_forks
 from rankspawn.workers.interpreter import command
 from rankspawn.workers.process import WorkerPopen
+from rankspawn.workers.server import MOST_FDS, PACKET
 
 _servers: dict[tuple[str, ...], ForkServer] = {}
 _starting = threading.Lock()
-# Larger than any packet of the protocol.
-PACKET = 1 << 16
-# The system passes at most 253 descriptors with one packet.
-MOST_FDS = 253
 _MODULE = "rankspawn.workers.server"
 
 

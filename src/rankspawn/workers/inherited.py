@@ -1,13 +1,22 @@
-"""Descriptors that objects in the payload bring along (queues, pipes, shared tensors).
+"""What a worker gets from its parent beside the payload. Runs in the worker.
 
-Runs in the worker, when the payload is unpickled: ``detach()`` is what multiprocessing calls
-to take a descriptor over.
+Descriptors that objects in the payload bring along (queues, pipes, shared tensors), where
+``detach()`` is what multiprocessing calls to take one over; and the job's mark.
 """
 
 from __future__ import annotations
 
 # Runs in the worker: what came with it from the parent, in the order of the payload's places.
 received: list[int] = []
+MARK_SIZE = 4096
+_carried: list[object] = []
+
+
+def carry_mark(fd: int) -> None:
+    """For a forked worker: map the file of that name for as long as it lives; see ``marker``."""
+    import mmap
+
+    _carried.append(mmap.mmap(fd, MARK_SIZE, prot=mmap.PROT_READ))
 
 
 class SameFd:

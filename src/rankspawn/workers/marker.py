@@ -14,28 +14,25 @@ inner one's processes as well.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import select
 import signal
 import time
-import uuid
 from collections.abc import Iterator
 
 from rankspawn.descriptors import anonymous_file
+from rankspawn.workers.inherited import MARK_SIZE
 
 VARIABLE = "RANKSPAWN_JOB"
 _PREFIX = "rankspawn-job-"
 # How long a killed process may take to go. It is killed already; only the kernel can delay
 # it, e.g. in an uninterruptible read from a network file system.
 GONE_SECONDS = 5.0
-_PAGE = 4096
-_carried: list[mmap.mmap] = []
 
 
 def new_mark() -> str:
     """An id that no other job has."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def variable_value(mark: str) -> str:
@@ -52,13 +49,8 @@ def file_name(mark: str) -> str:
 def make_mark_file(mark: str) -> int:
     """The file that workers map; nobody else may, or it would be taken for one of them."""
     fd = anonymous_file(_PREFIX + mark)
-    os.ftruncate(fd, _PAGE)
+    os.ftruncate(fd, MARK_SIZE)
     return fd
-
-
-def carry_mark(fd: int) -> None:
-    """Runs in a forked worker: map the file for as long as the process lives."""
-    _carried.append(mmap.mmap(fd, _PAGE, prot=mmap.PROT_READ))
 
 
 def find_marked(mark: str) -> Iterator[int]:

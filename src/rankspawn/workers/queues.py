@@ -32,7 +32,7 @@ class RankQueue:
         has_item: Callable[[int], bool],
         take: Callable[[int], Any],
         *,
-        failures: bool = False,
+        failures: bool,
     ) -> None:
         self._failures = failures
         self._view = view

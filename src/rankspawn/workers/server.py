@@ -18,10 +18,12 @@ from typing import Any, NoReturn
 
 from rankspawn.workers import inherited
 from rankspawn.workers.child import load, load_task, redirect_output, run_exit_handlers, work
-from rankspawn.workers.forkserver import MOST_FDS, PACKET
-from rankspawn.workers.marker import carry_mark
 from rankspawn.workers.report import Report
 
+# Larger than any packet of the protocol.
+PACKET = 1 << 16
+# The system passes at most 253 descriptors with one packet.
+MOST_FDS = 253
 _LONGEST_ERROR = 30_000
 
 
@@ -123,7 +125,7 @@ def _run_worker(order: list[int], fds: list[int]) -> NoReturn:
         rank, has_log, environ, *tables = order
         log = [fds.pop()] if has_log else []
         outcome, event, payload, tracker, mark, *inherited.received[:] = fds
-        carry_mark(mark)
+        inherited.carry_mark(mark)
         redirect_output(*log)
         report = Report(outcome, event)
         code = work(report, lambda: _become(rank, payload, environ, tracker, tables))

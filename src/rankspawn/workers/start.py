@@ -29,10 +29,11 @@ from typing import Any, NoReturn, Protocol
 from rankspawn.descriptors import Owned, anonymous_file
 from rankspawn.workers.child import flush_output, redirect_output, run_exit_handlers, work
 from rankspawn.workers.forkserver import get_server
+from rankspawn.workers.inherited import carry_mark
 from rankspawn.workers.interpreter import command
 from rankspawn.workers.limits import explain_start_failure
 from rankspawn.workers.logs import log_path, open_log
-from rankspawn.workers.marker import carry_mark, make_mark_file
+from rankspawn.workers.marker import make_mark_file
 from rankspawn.workers.payload import Inheritance, Payload, write_payload
 from rankspawn.workers.process import RankProcess, WorkerPopen, adopt_child
 from rankspawn.workers.report import Report
