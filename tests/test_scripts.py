@@ -87,6 +87,26 @@ def test_functions_of_a_module_run_with_dash_m(tmp_path: Path, start_method: str
     assert python("-m", "package", cwd=tmp_path).stdout == "fine\n"
 
 
+def test_a_scripts_own_exception_has_its_own_name(tmp_path: Path, start_method: str) -> None:
+    name = script(
+        tmp_path,
+        f"""
+    import rankspawn
+
+    class DataError(Exception):
+        pass
+
+    def work():
+        raise DataError("empty")
+
+    if __name__ == "__main__":
+        rankspawn.spawn(work, nprocs=1, backend="gloo", start_method={start_method!r})
+    """,
+    )
+
+    assert python(name, cwd=tmp_path, fails=True).stderr.splitlines()[-1] == "DataError: empty"
+
+
 def test_what_the_guard_redefines_goes_by_value(tmp_path: Path, start_method: str) -> None:
     name = script(
         tmp_path,

@@ -238,9 +238,9 @@ def _describe(error: BaseException) -> str:
     try:
         import traceback
 
-        return "".join(
-            traceback.format_exception(type(error), error, _without_ours(error.__traceback__))
-        )
+        lines = traceback.format_exception(type(error), error, _without_ours(error.__traceback__))
+        # A script's own exceptions under the names that its author knows.
+        return "".join(lines).replace("\n__mp_main__.", "\n")
     except BaseException as second:  # out of memory or stack while formatting
         return f"{type(error).__name__} (its traceback could not be formatted: {second!r})\n"
 
