@@ -290,7 +290,7 @@ class TestBadInput:
         ("make", "path"),
         [
             (lambda lock: {"args": (_trainer_with(lock),)}, r"args\[0\]\.trainer\.lock"),
-            (lambda lock: {"kwargs": {"a": [1, lock]}}, r"kwargs\['a'\]\[1\]"),
+            (lambda lock: {"kwargs": {"a": [1, lock]}}, r'kwargs\["a"\]\[1\]'),
             (lambda lock: {"rank_args": [(1,), (lock,)]}, r"rank_args\[1\]\[0\]"),
             (lambda lock: {"func": lambda: lock}, r"func \(its variable 'lock'\)"),
             (lambda lock: {"func": functools.partial(jobs.echo, lock)}, r"func\.args\[0\]"),

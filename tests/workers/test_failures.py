@@ -162,7 +162,7 @@ def test_a_result_that_cannot_be_pickled_names_the_culprit(run: Run) -> None:
     with pytest.raises(ProcessRaisedException) as caught:
         run(jobs.unpicklable_result, nprocs=1)
 
-    assert "result['model'].lock cannot be sent back" in str(caught.value).splitlines()[-1]
+    assert 'result["model"].lock cannot be sent back' in str(caught.value).splitlines()[-1]
 
 
 def test_a_result_that_cannot_be_read_does_not_hide_the_others(run: Run) -> None:

@@ -39,8 +39,19 @@ class MissingGuardError(RuntimeError):
 
 def main() -> None:
     """Entry point of an executed worker: everything it needs to know is in ``sys.argv``."""
-    outcome, event, *order = map(int, sys.argv[2:])
+    parent, outcome, event, *order = map(int, sys.argv[2:])
+    leave_if_orphaned(parent)
     sys.exit(work(Report(outcome, event), lambda: load_task(*order)))
+
+
+def leave_if_orphaned(parent: int) -> None:
+    """End at once if the parent died while this process was being started.
+
+    Its guardian may have looked for us before we carried the mark. If the parent dies after
+    this check, the mark is there already.
+    """
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:

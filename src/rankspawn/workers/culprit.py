@@ -49,7 +49,7 @@ def _failure(obj: Any, rules: Rules) -> BaseException | None:
 def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
     """The steps from an object to what pickling it would pickle as well."""
     if isinstance(obj, dict):
-        yield from ((f"[{key!r}]", value) for key, value in obj.items())
+        yield from ((_key_step(key), value) for key, value in obj.items())
         yield from ((f" key {key!r}", key) for key in obj)
     elif isinstance(obj, list | tuple | set | frozenset):
         yield from ((f"[{index}]", value) for index, value in enumerate(obj))
@@ -58,11 +58,17 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(obj, partial):
         yield ".func", obj.func
         yield from ((f".args[{index}]", value) for index, value in enumerate(obj.args))
-        yield from ((f".keywords[{key!r}]", value) for key, value in obj.keywords.items())
+        yield from ((f".keywords{_key_step(key)}", value) for key, value in obj.keywords.items())
     elif isinstance(obj, FunctionType):
         yield from _function_parts(obj)
     elif not isinstance(obj, type) and not type(obj).__module__.startswith("multiprocessing"):
         yield from _state_parts(obj)
+
+
+def _key_step(key: Any) -> str:
+    """With the quotes that most programs are written with."""
+    plain = isinstance(key, str) and key.isprintable() and '"' not in key and "\\" not in key
+    return f'["{key}"]' if plain else f"[{key!r}]"
 
 
 def _function_parts(func: FunctionType) -> Iterator[tuple[str, Any]]:

@@ -41,12 +41,19 @@ while [ "$left" -gt 0 ] && [ -n "$(marked "$1" "$2")" ]; do
     sleep 0.1
     left=$((left - 1))
 done
+# A process that was being started at that moment may carry the mark a little later.
 tries=50
-while [ "$tries" -gt 0 ]; do
+calm=0
+while [ "$tries" -gt 0 ] && [ "$calm" -lt 3 ]; do
     pids=$(marked "$1" "$2")
-    [ -z "$pids" ] && exit 0
-    kill -STOP $pids 2>/dev/null
-    kill -KILL $(marked "$1" "$2") $pids 2>/dev/null
+    if [ -z "$pids" ]; then
+        calm=$((calm + 1))
+        sleep 0.1
+    else
+        calm=0
+        kill -STOP $pids 2>/dev/null
+        kill -KILL $(marked "$1" "$2") $pids 2>/dev/null
+    fi
     tries=$((tries - 1))
 done
 """

@@ -33,8 +33,11 @@ def main() -> None:
     # Ctrl-C reaches the whole foreground group; this process ends with its parent instead.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-    with requests:
-        error = _preload(**json.loads(requests.recv(PACKET)))
+    with requests, contextlib.suppress(ConnectionResetError):
+        greeting = requests.recv(PACKET)
+        if not greeting:  # the parent is gone already
+            return
+        error = _preload(**json.loads(greeting))
         _answer(requests, {"error": error} if error else {})
         if not error:
             _serve(requests)
@@ -89,11 +92,10 @@ def _take_request(
         _answer(requests, {"pid": 0, "error": [error.errno, error.strerror]})
     else:
         if pid == 0:
-            requests.close()
             signal.set_wakeup_fd(-1)
             for fd in own_fds:
                 os.close(fd)
-            _run_worker(request["order"], fds)
+            _run_worker(request["order"], fds, requests)
         tickets[pid] = request["ticket"]
         pidfd = os.pidfd_open(pid)
         _answer(requests, {"pid": pid, "error": None}, [pidfd])
@@ -114,7 +116,7 @@ def _tell_statuses(requests: socket.socket, tickets: dict[int, int]) -> None:
             _answer(requests, {"ticket": ticket, "status": code})
 
 
-def _run_worker(order: list[int], fds: list[int]) -> NoReturn:
+def _run_worker(order: list[int], fds: list[int], requests: socket.socket) -> NoReturn:
     """Runs in the worker: become it, and leave without running the server's code again."""
     code = 1
     try:
@@ -126,12 +128,22 @@ def _run_worker(order: list[int], fds: list[int]) -> NoReturn:
         log = [fds.pop()] if has_log else []
         outcome, event, payload, tracker, mark, *inherited.received[:] = fds
         inherited.carry_mark(mark)
+        _leave_if_orphaned(requests)
+        requests.close()
         redirect_output(*log)
         report = Report(outcome, event)
         code = work(report, lambda: _become(rank, payload, environ, tracker, tables))
         run_exit_handlers()
     finally:
         os._exit(code)
+
+
+def _leave_if_orphaned(requests: socket.socket) -> None:
+    """As ``child.leave_if_orphaned``; here the parent's end of the socket tells."""
+    poller = select.poll()
+    poller.register(requests, 0)  # an end of the connection is told without asking
+    if poller.poll(0):
+        os._exit(1)
 
 
 def _become(

@@ -27,7 +27,13 @@ from multiprocessing import process as mp_process
 from typing import Any, NoReturn, Protocol
 
 from rankspawn.descriptors import Owned, anonymous_file
-from rankspawn.workers.child import flush_output, redirect_output, run_exit_handlers, work
+from rankspawn.workers.child import (
+    flush_output,
+    leave_if_orphaned,
+    redirect_output,
+    run_exit_handlers,
+    work,
+)
 from rankspawn.workers.forkserver import get_server
 from rankspawn.workers.inherited import carry_mark
 from rankspawn.workers.interpreter import command
@@ -173,6 +179,7 @@ class _ForkLauncher:
         self._task = task
         self._failure_event = failure_event
         self._mark = Owned(make_mark_file(mark))
+        self._parent = os.getpid()
 
     def launch(self, process: RankProcess, order: Order) -> WorkerPopen:
         # A forked child closes what the parent owns, so it gets copies of its own.
@@ -198,6 +205,7 @@ class _ForkLauncher:
     def _work(self, order: Order, report: Report, mark: int, log: list[int]) -> int:
         """Runs in the worker."""
         carry_mark(mark)
+        leave_if_orphaned(self._parent)
         redirect_output(*log)
         return work(report, lambda: self._become(order))
 
@@ -236,7 +244,7 @@ class _SpawnLauncher:
         outcome, payload = order.outcome.fileno(), self._payload.file.fileno()
         log = None if order.log is None else order.log.fileno()
         numbers = (
-            *(outcome, self._failure_event, order.rank, payload),
+            *(os.getpid(), outcome, self._failure_event, order.rank, payload),
             *(*self._tables, own.table, self._tracker),
         )
         child = subprocess.Popen(
