@@ -17,7 +17,7 @@ from rankspawn.workers import child
 from rankspawn.workers.context import MultiprocessContext
 from rankspawn.workers.group import WorkerGroup, start_group
 from rankspawn.workers.limits import make_room_for_descriptors
-from rankspawn.workers.start import StartSettings, Task
+from rankspawn.workers.start import StartSettings, Task, warn_about_threads
 from rankspawn.workers.supervisor import Policy, Supervisor
 
 
@@ -54,7 +54,9 @@ def spawn_ranks(
     if job.warning:
         warnings.warn(job.warning, UserWarning, stacklevel=stacklevel)
     task = Task(func, arguments, options.kwargs, options.rank_args)
-    context = MultiprocessContext(Supervisor(_starter(task, job, bool(daemon)), _policy(options)))
+    settings = _settings(options, daemon=bool(daemon))
+    warn_about_threads(settings, stacklevel=stacklevel)
+    context = MultiprocessContext(Supervisor(_starter(task, job, settings), _policy(options)))
     if join:
         context.join()
     return context
@@ -66,11 +68,14 @@ def refuse_while_importing_main() -> None:
         raise child.MissingGuardError(child.importing_main)
 
 
-def _starter(task: Task, job: Job, daemon: bool) -> Callable[[int], WorkerGroup]:
+def _settings(options: SpawnOptions, *, daemon: bool) -> StartSettings:
+    log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)
+    return StartSettings(options.start_method, daemon, options.preload, log_dir)
+
+
+def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], WorkerGroup]:
     """A function that starts the group, each time on fresh ports."""
     options = job.options
-    log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)
-    settings = StartSettings(options.start_method, daemon, options.preload, log_dir)
     run_id = uuid.uuid4().hex
 
     def start(restart_count: int) -> WorkerGroup:

@@ -18,7 +18,7 @@ from rankspawn.workers.context import MultiprocessContext
 from rankspawn.workers.failures import Wording
 from rankspawn.workers.group import WorkerGroup, start_group
 from rankspawn.workers.limits import make_room_for_descriptors
-from rankspawn.workers.start import StartSettings, Task
+from rankspawn.workers.start import StartSettings, Task, warn_about_threads
 from rankspawn.workers.supervisor import Policy, Supervisor
 
 __all__ = [
@@ -87,6 +87,7 @@ def start_processes(
     task = Task(IndexFirst(fn), check_args(args), {}, [(index,) for index in range(count)])
     options = read_options({"start_method": start_method})
     settings = StartSettings(options.start_method, daemon)
+    warn_about_threads(settings, stacklevel=2)
 
     def start(_: int) -> WorkerGroup:
         make_room_for_descriptors(2 * count)

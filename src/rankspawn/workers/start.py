@@ -175,7 +175,6 @@ class _ForkLauncher:
     """A copy of this process; nothing is pickled."""
 
     def __init__(self, task: Task, _: StartSettings, failure_event: Owned, mark: str) -> None:
-        _warn_about_threads()
         self._task = task
         self._failure_event = failure_event
         self._mark = Owned(make_mark_file(mark))
@@ -340,16 +339,17 @@ def _current_folder() -> str:
         return ""
 
 
-def _warn_about_threads() -> None:
-    """Say once that forking a program with threads may hang."""
-    if threading.active_count() > 1 and not _warned_about_threads:
+def warn_about_threads(settings: StartSettings, *, stacklevel: int) -> None:
+    """Say once, at the caller's line, that forking a program with threads may hang."""
+    others = [one for one in threading.enumerate() if one is not threading.current_thread()]
+    if settings.start_method == "fork" and others and not _warned_about_threads:
         _warned_about_threads.append(True)
-        names = ", ".join(sorted(thread.name for thread in threading.enumerate())[:5])
+        names = ", ".join(sorted(thread.name for thread in others)[:5])
         warnings.warn(
             "start_method='fork' copies a process in which other threads run; a lock that one of "
             f"them holds stays locked in the workers for ever. Threads: {names}",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=stacklevel + 1,
         )
 
 
