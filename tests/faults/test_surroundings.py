@@ -147,10 +147,14 @@ def can_mount() -> bool:
 
 @pytest.mark.skipif(not can_mount(), reason="needs the right to mount something for itself")
 @pytest.mark.parametrize("options", ["ro", "size=4k"])
-def test_memory_and_temp_folders_that_are_full_or_read_only(run: Program, options: str) -> None:
+def test_memory_and_temp_folders_that_are_full_or_read_only(
+    run: Program, options: str, tmp_path: Path
+) -> None:
     """Mounts for this program alone hide the real ones."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
     script = f"""
-        for folder in /dev/shm /tmp; do
+        for folder in /dev/shm {temporary}; do
             mount -t tmpfs -o {options} none $folder || exit 1
             head -c 8192 /dev/zero 2>/dev/null >$folder/full
         done
@@ -158,7 +162,7 @@ def test_memory_and_temp_folders_that_are_full_or_read_only(run: Program, option
     """
     in_there = ["unshare", "-m", "/bin/sh", "-c", script, "sh"]
 
-    assert run("plain", inside=in_there, TMPDIR="/tmp") == WELL
+    assert run("plain", inside=in_there, TMPDIR=str(temporary)) == WELL
 
 
 @pytest.mark.parametrize("streams", [[1], [0, 1, 2]])
