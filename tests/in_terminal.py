@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import sys
 import termios
 
 if __name__ == "__main__":
+    # A shell ignores it for what it runs in the background, such as these tests.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.execv(sys.executable, [sys.executable, *sys.argv[1:]])

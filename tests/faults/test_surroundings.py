@@ -276,6 +276,8 @@ def test_start_from_a_thread_while_the_main_thread_ends(tmp_path: Path, start_me
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
     )
 
+    if "can't fork at interpreter shutdown" in done.stderr:
+        pytest.skip("this Python (3.12) refuses to fork once its main thread has ended")
     assert (done.stdout, done.returncode) == ("[0, 1]\n", 0)
     # Under fork there may be a warning, because the main thread counts as one that runs.
     assert "Warning" in done.stderr if start_method == "fork" and done.stderr else not done.stderr
