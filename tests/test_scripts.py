@@ -194,6 +194,30 @@ def test_a_missing_guard_is_told_in_one_sentence(tmp_path: Path) -> None:
     assert len(lines) < 25
 
 
+def test_files_of_the_current_folder_do_not_get_in_the_way(
+    tmp_path: Path, start_method: str
+) -> None:
+    for name in ("mmap", "copyreg", "traceback", "select", "signal", "faulthandler"):
+        script(tmp_path, "raise ImportError('the wrong one')", f"{name}.py")
+    (tmp_path / "elsewhere").mkdir()
+    name = script(
+        tmp_path / "elsewhere",
+        f"""
+    import rankspawn
+
+    def work():
+        raise LookupError("the right one")
+
+    if __name__ == "__main__":
+        rankspawn.spawn(work, nprocs=1, backend="gloo", start_method={start_method!r})
+    """,
+    )
+
+    done = python(f"elsewhere/{name}", cwd=tmp_path, fails=True)
+
+    assert done.stderr.splitlines()[-1] == "LookupError: the right one"
+
+
 def test_a_guard_is_not_needed_where_nothing_of_the_script_is_used(tmp_path: Path) -> None:
     name = script(
         tmp_path,
