@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.descendants import Watched
+from tests.jobs import DEADLOCK
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -49,9 +50,10 @@ def from_a_thread(*arguments):
     thread.join()
 
 if __name__ == "__main__":
-    if sys.argv[3] == "ignored":
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Not what a shell or nohup left behind for the tests themselves.
+    action = signal.SIG_IGN if sys.argv[3] == "ignored" else signal.SIG_DFL
+    signal.signal(signal.SIGINT, action)
+    signal.signal(signal.SIGHUP, action)
     run = from_a_thread if sys.argv[3] == "thread" else main
     run(*sys.argv[1:3])
 """
@@ -80,7 +82,7 @@ def test_all_are_gone(tmp_path: Path, start_method: str, how: str, surroundings:
                 parent.stdin.flush()
             else:
                 parent.send_signal(signal.Signals[how])
-            parent.wait()
+            parent.wait(DEADLOCK)
             assert processes.wait_gone() == []
 
 
