@@ -1,0 +1,34 @@
+"""Which rank is where, and which one to look at first."""
+
+from __future__ import annotations
+
+from rankspawn.workers.stacks import describe_stacks
+
+WAITING = 'Thread 0x7f{rank} (most recent call first):\n  File "train.py", line 9 in all_reduce\n'
+BUSY = 'Thread 0x7f1 (most recent call first):\n  File "train.py", line 3 in load_batch\n'
+
+
+def test_the_rank_that_differs_is_said_first() -> None:
+    stacks = {rank: WAITING.format(rank=rank) for rank in (0, 2, 3)} | {1: BUSY}
+
+    lines = describe_stacks(stacks).splitlines()
+
+    assert lines[0] == "rank 1 differs from the other 3, look there first:"
+    assert lines[1] == "--- rank 1 ---"
+    assert [line for line in lines if line.startswith("---")] == [
+        f"--- rank {rank} ---" for rank in (1, 0, 2, 3)
+    ]
+
+
+def test_without_a_majority_nobody_is_blamed() -> None:
+    assert describe_stacks({0: WAITING, 1: BUSY}).startswith("--- rank 0 ---")
+
+
+def test_equal_stacks_are_equal_whatever_their_threads_are_called() -> None:
+    stacks = {rank: WAITING.format(rank=rank) for rank in range(3)}
+
+    assert "differs" not in describe_stacks(stacks)
+
+
+def test_nothing_is_said_of_nothing() -> None:
+    assert describe_stacks({}) == ""
