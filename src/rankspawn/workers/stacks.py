@@ -47,9 +47,10 @@ def describe_stacks(stacks: Mapping[int, str]) -> str:
     """All stacks, those first that differ from what most ranks do."""
     places = {rank: _place(text) for rank, text in stacks.items()}
     common, count = Counter(places.values()).most_common(1)[0] if places else ("", 0)
-    odd = [rank for rank, place in places.items() if place != common]
+    has_majority = count > len(places) / 2
+    odd = [rank for rank, place in places.items() if has_majority and place != common]
     lines: list[str] = []
-    if odd and count > len(places) / 2:
+    if odd:
         names = ", ".join(str(rank) for rank in odd)
         lines.append(f"rank {names} differs from the other {count}, look there first:")
     for rank in sorted(stacks, key=lambda one: (one not in odd, one)):
