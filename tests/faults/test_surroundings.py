@@ -22,6 +22,8 @@ import pytest
 from tests.faults.programs import process_limit_folder
 from tests.jobs import DEADLOCK
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 WELL = [0, 1]
 
