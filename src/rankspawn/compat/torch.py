@@ -18,7 +18,8 @@ from rankspawn.workers.context import MultiprocessContext
 from rankspawn.workers.failures import Wording
 from rankspawn.workers.group import WorkerGroup, start_group
 from rankspawn.workers.limits import make_room_for_descriptors
-from rankspawn.workers.start import StartSettings, Task, warn_about_threads
+from rankspawn.workers.orders import StartSettings, Task
+from rankspawn.workers.start import warn_about_threads
 from rankspawn.workers.supervisor import Policy, Supervisor
 
 __all__ = [

@@ -21,9 +21,10 @@ from rankspawn.descriptors import Closable, Owned, close_in_forks
 from rankspawn.workers.guardian import Guardian
 from rankspawn.workers.marker import VARIABLE, kill_marked, new_mark, variable_value
 from rankspawn.workers.oom import describe_change, read_counts
+from rankspawn.workers.orders import StartSettings, Task
 from rankspawn.workers.outcome import Outcome, Remains, classify, read_header, take_remains
 from rankspawn.workers.report import RAISED
-from rankspawn.workers.start import StartSettings, Task, Worker, kill_started, start_workers
+from rankspawn.workers.start import Worker, kill_started, start_workers
 from rankspawn.workers.teardown import stop_workers
 
 logger = logging.getLogger(__name__)

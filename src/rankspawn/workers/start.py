@@ -1,65 +1,24 @@
-"""Starting the workers of a group.
-
-Each start method is one function that takes a rank's orders and returns a started process::
-
-    spawn       a fresh interpreter, with its environment in place before it starts
-    fork        a copy of this process; nothing is pickled
-    forkserver  a copy of a clean server process that imported the ``preload`` modules
-"""
+"""Starting the workers of a group, and ending them if one cannot be started."""
 
 from __future__ import annotations
 
-import atexit
-import faulthandler  # noqa: F401 - loaded here once, and not by every forked worker
-import mmap  # noqa: F401 - likewise
 import os
 import signal
-import subprocess
-import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_start_method, resource_tracker, util
-from multiprocessing import process as mp_process
-from typing import Any, NoReturn, Protocol
 
 from rankspawn.descriptors import Owned, anonymous_file
-from rankspawn.workers.child import (
-    flush_output,
-    leave_if_orphaned,
-    redirect_output,
-    run_exit_handlers,
-    work,
-)
-from rankspawn.workers.forkserver import get_server
-from rankspawn.workers.inherited import carry_mark
-from rankspawn.workers.interpreter import command
+from rankspawn.workers.launchers import LAUNCHERS, Launcher
 from rankspawn.workers.limits import explain_start_failure
 from rankspawn.workers.logs import log_path, open_log
-from rankspawn.workers.marker import make_mark_file
-from rankspawn.workers.payload import Inheritance, Payload, write_payload
-from rankspawn.workers.process import RankProcess, WorkerPopen, adopt_child
-from rankspawn.workers.report import Report
+from rankspawn.workers.orders import Order, StartSettings, Task
+from rankspawn.workers.process import RankProcess
 
 _warned_about_threads: list[bool] = []
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """What every rank calls: ``func(*args, *rank_args[rank], **kwargs)``."""
-
-    func: Callable[..., Any]
-    args: Sequence[Any] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
-    rank_args: Sequence[Sequence[Any]] | None = None
-
-    def bind(self, local_rank: int) -> Callable[[], Any]:
-        """The call of one rank, where nothing has to be sent."""
-        own = self.rank_args[local_rank] if self.rank_args is not None else ()
-        return lambda: self.func(*self.args, *own, **self.kwargs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +29,6 @@ class Worker:
     process: RankProcess
     outcome: Owned
     log: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class StartSettings:
-    """How the workers of a group are started."""
-
-    start_method: str = "spawn"
-    daemon: bool = False
-    preload: tuple[str, ...] = ()
-    log_dir: str | None = None
 
 
 def start_workers(
@@ -109,10 +58,10 @@ def start_workers(
         TypeError: The task cannot be sent to a worker; nothing was started.
         OSError: A process could not be started.
     """
-    launcher: _Launcher | None = None
+    launcher: Launcher | None = None
     order: Order | None = None
     try:
-        launcher = _LAUNCHERS[settings.start_method](task, settings, failure_event, mark)
+        launcher = LAUNCHERS[settings.start_method](task, settings, failure_event, mark)
         for index, changes in enumerate(environments):
             rank = first_rank + index
             outcome = Owned(anonymous_file("rankspawn-outcome"))
@@ -143,202 +92,6 @@ def kill_started(started: Sequence[Worker]) -> None:
         worker.outcome.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What one worker is started with."""
-
-    rank: int
-    index: int
-    changes: Mapping[str, str | None]
-    outcome: Owned
-    log: Owned | None
-
-    def environment(self) -> dict[str, str]:
-        """All of its environment."""
-        # What a killed worker printed last is what its log is read for.
-        unbuffered = {"PYTHONUNBUFFERED": "1"} if self.log else {}
-        merged = {**unbuffered, **os.environ, **self.changes}
-        return {name: value for name, value in merged.items() if value is not None}
-
-
-class _Launcher(Protocol):
-    def __init__(
-        self, task: Task, settings: StartSettings, failure_event: Owned, mark: str, /
-    ) -> None: ...
-
-    def launch(self, process: RankProcess, /, order: Order) -> WorkerPopen: ...
-
-    def close(self) -> None: ...
-
-
-class _ForkLauncher:
-    """A copy of this process; nothing is pickled."""
-
-    def __init__(self, task: Task, _: StartSettings, failure_event: Owned, mark: str) -> None:
-        self._task = task
-        self._failure_event = failure_event
-        self._mark = Owned(make_mark_file(mark))
-        self._parent = os.getpid()
-
-    def launch(self, process: RankProcess, order: Order) -> WorkerPopen:
-        # A forked child closes what the parent owns, so it gets copies of its own.
-        owned = (order.outcome, self._failure_event, self._mark, order.log)
-        kept: list[int] = []
-        try:
-            kept.extend(os.dup(one.fileno()) for one in owned if one is not None)
-            outcome, event, mark, *log = kept
-            process.body = lambda: self._work(order, Report(outcome, event), mark, log)
-            # What is still buffered would be printed by every worker once more.
-            flush_output()
-            pid = _fork()
-            if pid == 0:
-                _run_and_exit(process)
-            return adopt_child(pid)
-        finally:
-            for fd in kept:
-                os.close(fd)
-
-    def close(self) -> None:
-        self._mark.close()
-
-    def _work(self, order: Order, report: Report, mark: int, log: list[int]) -> int:
-        """Runs in the worker."""
-        carry_mark(mark)
-        leave_if_orphaned(self._parent)
-        redirect_output(*log)
-        return work(report, lambda: self._become(order))
-
-    def _become(self, order: Order) -> Callable[[], Any]:
-        """Runs in the worker."""
-        for name, value in order.changes.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-        return self._task.bind(order.index)
-
-
-class _SpawnLauncher:
-    """A fresh interpreter, with its environment in place before it starts."""
-
-    by_place = False
-
-    def __init__(self, task: Task, settings: StartSettings, failure_event: Owned, _: str) -> None:
-        self._failure_event = failure_event.fileno()
-        self._payload = write_payload(
-            task.func,
-            task.args,
-            task.kwargs,
-            task.rank_args,
-            Inheritance(by_place=self.by_place),
-        )
-        self._tables = (
-            self._payload.add(_setting_of_parent(self._payload, settings.daemon)),
-            self._payload.task.table,
-        )
-        self._tracker = _tracker_fd()
-
-    def launch(self, _: RankProcess, order: Order) -> WorkerPopen:
-        own = self._payload.part_of(order.index)
-        outcome, payload = order.outcome.fileno(), self._payload.file.fileno()
-        log = None if order.log is None else order.log.fileno()
-        numbers = (
-            *(os.getpid(), outcome, self._failure_event, order.rank, payload),
-            *(*self._tables, own.table, self._tracker),
-        )
-        child = subprocess.Popen(
-            command("rankspawn.workers.child", [f"rankspawn-worker-{order.rank}", *numbers]),
-            env=order.environment(),
-            stdin=subprocess.DEVNULL,  # the parent's input is not theirs to read
-            stdout=log,
-            stderr=log,
-            pass_fds=(
-                *(outcome, self._failure_event, payload, self._tracker),
-                *(*self._payload.task.fds, *own.fds),
-            ),
-        )
-        # It is reaped through WorkerPopen; this keeps subprocess from waiting for it as well.
-        child.returncode = 0
-        return adopt_child(child.pid)
-
-    def close(self) -> None:
-        self._payload.close()
-
-
-class _ForkserverLauncher(_SpawnLauncher):
-    """A copy of a clean server process that imported the ``preload`` modules."""
-
-    by_place = True
-
-    def __init__(
-        self, task: Task, settings: StartSettings, failure_event: Owned, mark: str
-    ) -> None:
-        super().__init__(task, settings, failure_event, mark)
-        self._mark = Owned(make_mark_file(mark))
-        try:
-            self._server = get_server(settings.preload, os.environ)
-        except BaseException:
-            self.close()
-            raise
-
-    def launch(self, _: RankProcess, order: Order) -> WorkerPopen:
-        own = self._payload.part_of(order.index)
-        environ = self._payload.add(order.environment())
-        return self._server.fork(
-            (order.rank, int(order.log is not None), environ, *self._tables, own.table),
-            (
-                *(order.outcome.fileno(), self._failure_event, self._payload.file.fileno()),
-                *(self._tracker, self._mark.fileno(), *self._payload.task.fds, *own.fds),
-                *((order.log.fileno(),) if order.log else ()),
-            ),
-        )
-
-    def close(self) -> None:
-        super().close()
-        self._mark.close()
-
-
-_LAUNCHERS: dict[str, type[_Launcher]] = {
-    "spawn": _SpawnLauncher,
-    "fork": _ForkLauncher,
-    "forkserver": _ForkserverLauncher,
-}
-
-
-def _tracker_fd() -> int:
-    """Multiprocessing's resource tracker, which workers share with their parent."""
-    fd = resource_tracker.getfd()
-    assert fd is not None, "getfd() starts the tracker"
-    return fd
-
-
-def _setting_of_parent(payload: Payload, daemon: bool) -> dict[str, Any]:
-    """What ``child.prepare`` takes over in a worker."""
-    current = mp_process.current_process()
-    main = payload.main
-    return {
-        "path": [entry or _current_folder() for entry in sys.path],
-        "argv": list(sys.argv),
-        "folder": _current_folder(),
-        "main": None if main is None else (main.name, main.path),
-        "multiprocessing": {
-            "name": "rank-{rank}",
-            "authkey": bytes(current.authkey),
-            "daemon": daemon,
-            "parent_pid": os.getpid(),
-            "parent_name": current.name,
-            "start_method": get_start_method(allow_none=True),
-        },
-    }
-
-
-def _current_folder() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # it was deleted
-        return ""
-
-
 def warn_about_threads(settings: StartSettings, *, stacklevel: int) -> None:
     """Say once, at the caller's line, that forking a program with threads may hang."""
     others = [one for one in threading.enumerate() if one is not threading.current_thread()]
@@ -351,29 +104,6 @@ def warn_about_threads(settings: StartSettings, *, stacklevel: int) -> None:
             RuntimeWarning,
             stacklevel=stacklevel + 1,
         )
-
-
-def _fork() -> int:
-    # From 3.12 on Python has a warning of its own, for every fork; ours was given.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
-
-
-def _run_and_exit(process: RankProcess) -> NoReturn:
-    """Runs in a forked worker: what the parent registered for its own exit is not run here."""
-    code = 1
-    # What multiprocessing's own start methods call; it ends in process.run().
-    bootstrap: Callable[[], int] = getattr(process, "_bootstrap")  # noqa: B009 - private
-    try:
-        atexit._clear()
-        # Cleared with the rest, but needed: it flushes queues. Before Python 3.13 the
-        # bootstrap calls it as well, which does no harm.
-        atexit.register(util._exit_function)  # type: ignore[attr-defined]  # private
-        code = bootstrap()
-        run_exit_handlers()
-    finally:
-        os._exit(code)
 
 
 @contextmanager

@@ -1,0 +1,53 @@
+"""What is to be started: the task of all ranks, how to start them, and each rank's order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankspawn.descriptors import Owned
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every rank calls: ``func(*args, *rank_args[rank], **kwargs)``."""
+
+    func: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    rank_args: Sequence[Sequence[Any]] | None = None
+
+    def bind(self, local_rank: int) -> Callable[[], Any]:
+        """The call of one rank, where nothing has to be sent."""
+        own = self.rank_args[local_rank] if self.rank_args is not None else ()
+        return lambda: self.func(*self.args, *own, **self.kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class StartSettings:
+    """How the workers of a group are started."""
+
+    start_method: str = "spawn"
+    daemon: bool = False
+    preload: tuple[str, ...] = ()
+    log_dir: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What one worker is started with."""
+
+    rank: int
+    index: int
+    changes: Mapping[str, str | None]
+    outcome: Owned
+    log: Owned | None
+
+    def environment(self) -> dict[str, str]:
+        """All of its environment."""
+        # What a killed worker printed last is what its log is read for.
+        unbuffered = {"PYTHONUNBUFFERED": "1"} if self.log else {}
+        merged = {**unbuffered, **os.environ, **self.changes}
+        return {name: value for name, value in merged.items() if value is not None}
