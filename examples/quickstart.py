@@ -37,7 +37,8 @@ def train(points, shared, barrier):
     for step in range(STEPS):
         loss, by_weight, by_bias = gradient(mine, weight, bias)
         if step % 100 == 0:
-            print(f"[rank {rank}] step {step:3d}  loss {loss:.4f}", flush=True)
+            # The line end in the same write, or the lines of two ranks may run together.
+            print(f"[rank {rank}] step {step:3d}  loss {loss:.4f}\n", end="", flush=True)
 
         # All-reduce by hand: write, wait for the others, read, wait until all have read.
         shared[2 * rank], shared[2 * rank + 1] = by_weight, by_bias

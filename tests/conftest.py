@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import process, resource_tracker
 
 import psutil
 import pytest
 
+import rankspawn
+from rankspawn import MultiprocessContext
 from rankspawn.workers import forkserver
 
 START_METHODS = ("spawn", "fork", "forkserver")
@@ -37,6 +40,12 @@ def _resource_tracker() -> None:
 def start_method(request: pytest.FixtureRequest) -> str:
     """Each of multiprocessing's three ways to start a process."""
     return str(request.param)
+
+
+@pytest.fixture
+def run(start_method: str) -> Callable[..., MultiprocessContext]:
+    """``spawn()`` on the CPU, with each start method."""
+    return functools.partial(rankspawn.spawn, backend="gloo", start_method=start_method)
 
 
 @pytest.fixture(autouse=True)

@@ -19,12 +19,6 @@ from rankspawn import MultiprocessContext
 from tests import jobs
 from tests.jobs import DEADLOCK
 
-
-@pytest.fixture
-def run(start_method: str) -> Callable[..., MultiprocessContext]:
-    return functools.partial(rankspawn.spawn, backend="gloo", start_method=start_method)
-
-
 Run = Callable[..., MultiprocessContext]
 
 

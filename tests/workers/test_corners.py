@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import multiprocessing
 import os
@@ -30,11 +29,6 @@ from tests.jobs import DEADLOCK
 
 Run = Callable[..., MultiprocessContext]
 mp = multiprocessing.get_context("spawn")
-
-
-@pytest.fixture
-def run(start_method: str) -> Run:
-    return functools.partial(rankspawn.spawn, backend="gloo", start_method=start_method)
 
 
 def wait_for(gate: Connection, size: int = 0) -> bytes:

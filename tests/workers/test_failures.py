@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 import os
 import signal
@@ -10,7 +9,6 @@ from collections.abc import Callable
 
 import pytest
 
-import rankspawn
 from rankspawn import (
     MultiprocessContext,
     ProcessExitedException,
@@ -20,11 +18,6 @@ from rankspawn import (
 from tests import jobs
 
 Run = Callable[..., MultiprocessContext]
-
-
-@pytest.fixture
-def run(start_method: str) -> Run:
-    return functools.partial(rankspawn.spawn, backend="gloo", start_method=start_method)
 
 
 def test_the_worker_traceback_is_raised_and_the_exception_is_its_last_line(run: Run) -> None:

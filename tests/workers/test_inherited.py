@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import multiprocessing
 from collections.abc import Callable
 from multiprocessing.shared_memory import SharedMemory
@@ -16,11 +15,6 @@ from tests.jobs import DEADLOCK
 
 Run = Callable[..., MultiprocessContext]
 mp = multiprocessing.get_context("spawn")
-
-
-@pytest.fixture
-def run(start_method: str) -> Run:
-    return functools.partial(rankspawn.spawn, backend="gloo", start_method=start_method)
 
 
 def test_queue(run: Run) -> None:

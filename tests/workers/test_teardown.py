@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import multiprocessing
 import os
 import signal
@@ -23,11 +22,6 @@ from tests.jobs import DEADLOCK
 
 Run = Callable[..., MultiprocessContext]
 mp = multiprocessing.get_context("spawn")
-
-
-@pytest.fixture
-def run(start_method: str) -> Run:
-    return functools.partial(rankspawn.spawn, backend="gloo", start_method=start_method)
 
 
 def receive(end: Connection) -> Any:
