@@ -14,12 +14,12 @@ from rankspawn.plan.describe import describe
 from rankspawn.plan.job import Job, make_plan, resolve
 from rankspawn.plan.ports import hold_ports
 from rankspawn.workers import child
-from rankspawn.workers.context import MultiprocessContext
+from rankspawn.workers.context import MultiprocessContext, start_context
 from rankspawn.workers.group import WorkerGroup, start_group
 from rankspawn.workers.limits import make_room_for_descriptors
 from rankspawn.workers.orders import StartSettings, Task
 from rankspawn.workers.start import warn_about_threads
-from rankspawn.workers.supervisor import Policy, Supervisor
+from rankspawn.workers.supervisor import Policy
 
 
 def spawn_ranks(
@@ -57,10 +57,7 @@ def spawn_ranks(
     task = Task(func, arguments, options.kwargs, options.rank_args)
     settings = _settings(options, daemon=bool(daemon))
     warn_about_threads(settings, stacklevel=stacklevel)
-    context = MultiprocessContext(Supervisor(_starter(task, job, settings), _policy(options)))
-    if join:
-        context.join()
-    return context
+    return start_context(_starter(task, job, settings), _policy(options), join=bool(join))
 
 
 def refuse_while_importing_main() -> None:

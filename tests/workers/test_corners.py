@@ -17,12 +17,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import rankspawn
 from rankspawn import MultiprocessContext, ProcessExitedException, ProcessRaisedException
+from rankspawn.workers import context as context_module
 from rankspawn.workers import group as group_module
 from rankspawn.workers import start as start_module
+from rankspawn.workers.supervisor import Supervisor
 from tests import jobs
 from tests.descendants import Watched
 from tests.jobs import DEADLOCK
@@ -70,6 +73,23 @@ def test_workers_of_a_dropped_context_run_to_their_end(run: Run) -> None:
         assert processes[0].exitcode == 0
     group_module._close_forgotten()
     assert group_module._running == set()
+
+
+def test_an_interrupt_between_start_and_join_stops_the_workers(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(supervisor: Supervisor, *_: object, **__: object) -> None:
+        workers.extend(process.popen.pid for process in supervisor.group.processes)
+        raise KeyboardInterrupt
+
+    workers: list[int] = []
+    monkeypatch.setattr(context_module, "RankQueue", interrupt)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(jobs.sleep_for_ever, nprocs=2)
+
+    assert len(workers) == 2
+    assert not [pid for pid in workers if psutil.pid_exists(pid)]
 
 
 @pytest.mark.parametrize("seconds", [30 * 86_400.0, float("inf")])

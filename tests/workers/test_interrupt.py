@@ -95,11 +95,8 @@ class Session:
     def read_until(self, text: str, count: int = 1) -> None:
         """Read what the terminal shows until the text was there so often."""
         deadline = time.monotonic() + DEADLOCK
-        while self.output.count(text) < count:
-            ready, _, _ = select.select([self.master], [], [], deadline - time.monotonic())
-            assert ready, f"{text!r} never came: {self.output}"
-            if not self._read():
-                break
+        while self.output.count(text) < count and self._read(deadline):
+            pass
         assert self.output.count(text) >= count, self.output
 
     def pids(self) -> list[int]:
@@ -111,11 +108,15 @@ class Session:
         os.write(self.master, b"\x03")
 
     def finish(self) -> int:
-        while self._read():
+        deadline = time.monotonic() + DEADLOCK
+        while self._read(deadline):
             pass
         return self.process.wait(DEADLOCK)
 
-    def _read(self) -> str:
+    def _read(self, deadline: float) -> str:
+        left = max(0.0, deadline - time.monotonic())
+        ready, _, _ = select.select([self.master], [], [], left)
+        assert ready, f"nothing more came: {self.output}"
         try:
             text = os.read(self.master, 65536).decode()
         except OSError:  # everybody closed the terminal

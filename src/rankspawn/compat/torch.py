@@ -14,13 +14,13 @@ from typing import Any
 from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from rankspawn.options import check_args, check_nprocs, read_options
 from rankspawn.spawning import refuse_while_importing_main
-from rankspawn.workers.context import MultiprocessContext
+from rankspawn.workers.context import MultiprocessContext, start_context
 from rankspawn.workers.failures import Wording
 from rankspawn.workers.group import WorkerGroup, start_group
 from rankspawn.workers.limits import make_room_for_descriptors
 from rankspawn.workers.orders import StartSettings, Task
 from rankspawn.workers.start import warn_about_threads
-from rankspawn.workers.supervisor import Policy, Supervisor
+from rankspawn.workers.supervisor import Policy
 
 __all__ = [
     "ProcessContext",
@@ -95,11 +95,8 @@ def start_processes(
         return start_group(task, [{}] * count, settings, grace=_GRACE_SECONDS)
 
     policy = Policy(grace_period=_GRACE_SECONDS, wording=_WORDING)
-    context = MultiprocessContext(Supervisor(start, policy))
-    if not join:
-        return context
-    context.join()
-    return None
+    context = start_context(start, policy, join=bool(join))
+    return None if join else context
 
 
 def spawn(

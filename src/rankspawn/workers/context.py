@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any
 
@@ -11,7 +11,7 @@ from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.process import RankProcess
 from rankspawn.workers.queues import RankQueue
 from rankspawn.workers.stacks import collect_stacks
-from rankspawn.workers.supervisor import Supervisor
+from rankspawn.workers.supervisor import Policy, Supervisor
 
 
 class MultiprocessContext:
@@ -121,3 +121,20 @@ class MultiprocessContext:
 
         await wait_until_finished(self._supervisor)
         return self.join()
+
+
+def start_context(
+    start: Callable[[int], WorkerGroup], policy: Policy, *, join: bool
+) -> MultiprocessContext:
+    """Start a group and, if asked, wait for it.
+
+    Somebody is there to stop the workers before the first one runs, so that an interrupt at any
+    moment leaves none behind.
+    """
+    supervisor = Supervisor(start, policy)
+    with supervisor.stopped_on_error(policy.grace_period):
+        supervisor.begin()
+        context = MultiprocessContext(supervisor)
+        if join:
+            context.join()
+        return context

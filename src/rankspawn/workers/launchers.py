@@ -23,10 +23,11 @@ from typing import Any, NoReturn, Protocol
 
 from rankspawn.descriptors import Owned
 from rankspawn.workers.child import (
+    flush_c_output,
     flush_output,
     leave_if_orphaned,
     redirect_output,
-    run_exit_handlers,
+    run_and_leave,
     work,
 )
 from rankspawn.workers.forkserver import get_server
@@ -72,6 +73,7 @@ class _ForkLauncher:
             process.body = lambda: self._work(order, Report(outcome, event), mark, log)
             # What is still buffered would be printed by every worker once more.
             flush_output()
+            flush_c_output()
             pid = _fork()
             if pid == 0:
                 _run_and_exit(process)
@@ -230,15 +232,14 @@ def _fork() -> int:
 
 def _run_and_exit(process: RankProcess) -> NoReturn:
     """Runs in a forked worker: what the parent registered for its own exit is not run here."""
-    code = 1
     # What multiprocessing's own start methods call; it ends in process.run().
     bootstrap: Callable[[], int] = getattr(process, "_bootstrap")  # noqa: B009 - private
-    try:
+
+    def body() -> int:
         atexit._clear()
         # Cleared with the rest, but needed: it flushes queues. Before Python 3.13 the
         # bootstrap calls it as well, which does no harm.
         atexit.register(util._exit_function)  # type: ignore[attr-defined]  # private
-        code = bootstrap()
-        run_exit_handlers()
-    finally:
-        os._exit(code)
+        return bootstrap()
+
+    run_and_leave(body)

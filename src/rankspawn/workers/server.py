@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from rankspawn.workers import inherited
-from rankspawn.workers.child import load, load_task, redirect_output, run_exit_handlers, work
+from rankspawn.workers.child import load, load_task, redirect_output, run_and_leave, work
 from rankspawn.workers.report import Report
 
 # Larger than any packet of the protocol.
@@ -118,8 +118,8 @@ def _tell_statuses(requests: socket.socket, tickets: dict[int, int]) -> None:
 
 def _run_worker(order: list[int], fds: list[int], requests: socket.socket) -> NoReturn:
     """Runs in the worker: become it, and leave without running the server's code again."""
-    code = 1
-    try:
+
+    def body() -> int:
         # Blocked until the worker can report it; see child.work.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -132,10 +132,9 @@ def _run_worker(order: list[int], fds: list[int], requests: socket.socket) -> No
         requests.close()
         redirect_output(*log)
         report = Report(outcome, event)
-        code = work(report, lambda: _become(rank, payload, environ, tracker, tables))
-        run_exit_handlers()
-    finally:
-        os._exit(code)
+        return work(report, lambda: _become(rank, payload, environ, tracker, tables))
+
+    run_and_leave(body)
 
 
 def _leave_if_orphaned(requests: socket.socket) -> None:

@@ -46,7 +46,7 @@ class Supervisor:
     """
 
     def __init__(self, start: Callable[[int], WorkerGroup], policy: Policy) -> None:
-        """Start the group.
+        """Nothing runs before :meth:`begin`.
 
         Args:
             start: Starts a group; gets how many were started before.
@@ -62,7 +62,10 @@ class Supervisor:
         self._restarts = 0
         self._settling = threading.RLock()
         self._values: dict[int, Any] = {}
-        with self.stopped_on_error(policy.grace_period), sigint_blocked():
+
+    def begin(self) -> None:
+        """Start the group."""
+        with sigint_blocked():
             self._start_group()
 
     def wait(self, condition: Callable[[], bool], deadline: float | None, grace: float) -> bool:
@@ -184,8 +187,7 @@ class Supervisor:
         self.group.close()
         self._restarts += 1
         try:
-            with sigint_blocked():
-                self._start_group()
+            self.begin()
         except BaseException as error:
             self.error, self.finished = error, True
             raise

@@ -39,7 +39,7 @@ def stop_workers(group: WorkerGroup, grace: float, *, interrupted: bool = False)
     """
     deadline = time.monotonic() + grace
     try:
-        if interrupted:
+        if interrupted and not group.all_ended:
             count = len(group.sentinels)
             logger.info("interrupted: stopping %d workers; interrupt again to kill them", count)
         if interrupted and _is_in_foreground():
