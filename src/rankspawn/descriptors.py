@@ -9,12 +9,21 @@ are executed drop them anyway: they are close-on-exec.
 from __future__ import annotations
 
 import os
+import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-_owned: weakref.WeakSet[Closable] = weakref.WeakSet()
+# The open descriptors, as plain numbers: a forked worker closes them in a few calls and touches
+# none of the objects, each of which would cost it a page. There are thousands in a large group.
+_owned: set[int] = set()
+# How many forks lie between this process and the one that imported this module. An object of
+# an earlier one does not own the number it holds any more.
+_generation = 0
+# Of a fork under way, by its thread: the descriptors that the child takes over.
+_handed_over: dict[int, frozenset[int]] = {}
+_closables: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
 class Closable(Protocol):
@@ -26,43 +35,71 @@ class Closable(Protocol):
 
 def close_in_forks(one: Closable) -> None:
     """Have forked children close this, too."""
-    _owned.add(one)
+    _closables.add(one)
 
 
 class Owned:
     """One descriptor; closed by ``close``, by garbage collection, or in a forked child."""
 
-    __slots__ = ("__weakref__", "_fd")
+    __slots__ = ("_fd", "_generation")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        close_in_forks(self)
+        self._generation = _generation
+        _owned.add(fd)
 
     def fileno(self) -> int:
         """The number, while it is open."""
-        if self._fd < 0:
+        if self.closed:
             raise ValueError("this descriptor was closed")
         return self._fd
 
     @property
     def closed(self) -> bool:
-        """True after ``close``."""
-        return self._fd < 0
+        """True after ``close``, and in a forked child."""
+        return self._fd < 0 or self._generation != _generation
 
     def close(self) -> None:
         """Close it; a second call does nothing."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
+        if not self.closed:
+            fd, self._fd = self._fd, -1
+            _owned.discard(fd)
             os.close(fd)
 
     def __del__(self) -> None:
         self.close()
 
 
+@contextmanager
+def handed_over(fds: Iterable[int]) -> Iterator[None]:
+    """A child that this thread forks in here keeps these descriptors, as its own."""
+    me = threading.get_ident()
+    _handed_over[me] = frozenset(fds)
+    try:
+        yield
+    finally:
+        del _handed_over[me]
+
+
 def drop_in_forked_child() -> None:
     """Runs in a forked child: close what belongs to the parent."""
-    for one in list(_owned):
+    global _generation  # noqa: PLW0603 - the process is in this state, not an object
+    _generation += 1
+    kept = _handed_over.get(threading.get_ident(), frozenset())
+    for first, last in _runs(sorted(_owned - kept)):
+        os.closerange(first, last + 1)
+    _owned.clear()
+    for one in list(_closables):
         one.close()
+
+
+def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """The first and last of each run of consecutive numbers."""
+    first = 0
+    for at, number in enumerate(numbers, start=1):
+        if at == len(numbers) or numbers[at] != number + 1:
+            yield numbers[first], number
+            first = at
 
 
 # Registered once, at import, because a fork by anybody's code must be covered.

@@ -28,7 +28,7 @@ def tree(folder: Path, cgroup: str, files: dict[str, str]) -> tuple[str, str]:
                 "proc/vmstat": "nr_free_pages 5\noom_kill 7\n",
                 "cgroup/job.slice/memory.events": "low 0\noom 2\noom_kill 3\n",
             },
-            OomCounts(group=3, machine=7),
+            OomCounts(group=3, machine=None),
         ),
         (
             "4:memory:/job\n1:cpu:/job\n0::/\n",

@@ -16,7 +16,7 @@ from rankspawn.workers.report import IN_FUNCTION, STACKS_SIGNAL, STARTED, Report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType, TracebackType
     from typing import Any, NoReturn
 
@@ -110,6 +110,15 @@ def load_task(
         args += load(payload, own)
     os.close(payload)
     return lambda: func(*args, **kwargs)
+
+
+def change_environment(changes: Mapping[str, str | None]) -> None:
+    """For a forked worker: set these variables; None removes one."""
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def redirect_output(log: int | None = None) -> None:

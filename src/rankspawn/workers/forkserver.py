@@ -76,6 +76,7 @@ class ForkServer:
 
     def __init__(self, preload: tuple[str, ...], environ: Mapping[str, str]) -> None:
         self._using = threading.RLock()
+        self._environ = dict(environ)
         self._statuses: dict[int, int] = {}
         self._tickets = 0
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -86,7 +87,7 @@ class ForkServer:
             with theirs:
                 self._process = subprocess.Popen(
                     command(_MODULE, ["rankspawn-forkserver", theirs.fileno()]),
-                    env=environ,
+                    env=self._environ,
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                 )
@@ -111,6 +112,13 @@ class ForkServer:
             and self._process is not None
             and self._process.poll() is None
         )
+
+    def changes_to(self, environ: Mapping[str, str]) -> dict[str, str | None]:
+        """What a worker has to set, or remove, to turn the server's environment into this."""
+        return {
+            **dict.fromkeys(self._environ.keys() - environ.keys()),
+            **dict(environ.items() - self._environ.items()),
+        }
 
     def fork(self, order: Sequence[int], fds: Sequence[int]) -> WorkerPopen:
         """Have a worker forked.

@@ -59,6 +59,7 @@ class WorkerGroup:
         self.sentinels = {worker.process.sentinel: at for at, worker in enumerate(workers)}
         # Position to outcome; grows as they end, or report a failure.
         self.outcomes: dict[int, Outcome] = {}
+        self._has_failed = False  # one of them is a failure
         self.remains: dict[int, Remains] = {}
         self._failure_event = failure_event
         self._resources = list(resources)
@@ -96,7 +97,7 @@ class WorkerGroup:
     @property
     def settled(self) -> bool:
         """Nothing more to wait for: all ended, or one failed."""
-        return self.all_ended or any(one.is_failure for one in self.outcomes.values())
+        return self.all_ended or self._has_failed
 
     @property
     def reports_are_complete(self) -> bool:
@@ -266,7 +267,7 @@ class WorkerGroup:
 
     def _judge(self, at: int, exit_code: int | None, now: int) -> None:
         worker = self.workers[at]
-        self.outcomes[at] = classify(
+        outcome = classify(
             worker.rank,
             worker.process.popen.pid,
             read_header(worker.outcome.fileno()),
@@ -275,6 +276,8 @@ class WorkerGroup:
             stopped_ns=self._stopped_ns,
             evidence=describe_change(self._oom_before, read_counts()) if exit_code == -9 else None,
         )
+        self.outcomes[at] = outcome
+        self._has_failed = self._has_failed or outcome.is_failure
 
 
 def start_group(

@@ -1,9 +1,9 @@
 """Ends the workers of a parent that died without a chance to do it.
 
 A tiny shell process per group, outside of all others, blocks on a pipe whose other end only the
-parent has. If the parent says goodbye, it exits. If the pipe just closes, the parent is gone,
-by whatever signal and from whatever thread, and it does the teardown: SIGTERM, grace, SIGKILL
-to all that carry the job's mark.
+parent has. A parent that ended the group itself ends the guardian, too. If the pipe closes, the
+parent is gone, by whatever signal and from whatever thread, and the guardian does the teardown:
+SIGTERM, grace, SIGKILL to all that carry the job's mark.
 
 Rejected: ``PR_SET_PDEATHSIG`` fires when the *thread* that started the worker ends, does not
 reach grandchildren, and means nothing under a fork server. A watching thread in each worker
@@ -12,7 +12,6 @@ needs the GIL, which a worker in C code may hold for ever.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import subprocess
@@ -23,13 +22,11 @@ from rankspawn.workers.marker import file_name
 logger = logging.getLogger(__name__)
 
 _SHELL = "/bin/sh"
-_GOODBYE = b"goodbye\n"
 _LONGEST_GRACE = 1e6
 # $1: what is searched for in /proc/*/environ, $2: in /proc/*/maps, $3: tenths of a second.
 _SCRIPT = r"""
 trap "" HUP INT TERM QUIT
-read -r word
-[ "$word" = goodbye ] && exit 0
+read -r _
 marked() {
     { grep -lsF -e "$1" /proc/[0-9]*/environ; grep -lsF -e "$2" /proc/[0-9]*/maps; } |
         while IFS=/ read -r _ _ pid _; do echo "$pid"; done
@@ -87,13 +84,9 @@ class Guardian:
             os.close(read)
 
     def close(self) -> None:
-        """Say goodbye; a second call does nothing."""
-        if self._lifeline.closed:
-            return
-        if self._process is not None:
-            # If it is gone already, somebody killed it; then there is nobody to tell.
-            with contextlib.suppress(BrokenPipeError):
-                os.write(self._lifeline.fileno(), _GOODBYE)
-        self._lifeline.close()
-        if self._process is not None:
+        """End it; a second call does nothing."""
+        if self._process is not None and not self._lifeline.closed:
+            # It may not have come to its first line yet, so asking it to leave would take longer.
+            self._process.kill()
             self._process.wait()
+        self._lifeline.close()

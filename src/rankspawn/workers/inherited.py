@@ -15,8 +15,10 @@ _carried: list[object] = []
 def carry_mark(fd: int) -> None:
     """For a forked worker: map the file of that name for as long as it lives; see ``marker``."""
     import mmap
+    import os
 
     _carried.append(mmap.mmap(fd, MARK_SIZE, prot=mmap.PROT_READ))
+    os.close(fd)  # the mapping keeps a copy
 
 
 class SameFd:

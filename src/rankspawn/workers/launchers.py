@@ -21,8 +21,9 @@ from multiprocessing import get_start_method, resource_tracker, util
 from multiprocessing import process as mp_process
 from typing import Any, NoReturn, Protocol
 
-from rankspawn.descriptors import Owned
+from rankspawn.descriptors import Owned, handed_over
 from rankspawn.workers.child import (
+    change_environment,
     flush_c_output,
     flush_output,
     leave_if_orphaned,
@@ -38,6 +39,9 @@ from rankspawn.workers.orders import Order, StartSettings, Task
 from rankspawn.workers.payload import Inheritance, Payload, write_payload
 from rankspawn.workers.process import RankProcess, WorkerPopen, adopt_child
 from rankspawn.workers.report import Report
+
+# Of threads, for every single fork; ours was given.
+_FORK_WARNS = sys.version_info >= (3, 12)
 
 
 class Launcher(Protocol):
@@ -62,43 +66,33 @@ class _ForkLauncher:
         self._failure_event = failure_event
         self._mark = Owned(make_mark_file(mark))
         self._parent = os.getpid()
+        # What is still buffered would be printed by every worker once more.
+        flush_output()
+        flush_c_output()
 
     def launch(self, process: RankProcess, order: Order) -> WorkerPopen:
-        # A forked child closes what the parent owns, so it gets copies of its own.
         owned = (order.outcome, self._failure_event, self._mark, order.log)
-        kept: list[int] = []
-        try:
-            kept.extend(os.dup(one.fileno()) for one in owned if one is not None)
-            outcome, event, mark, *log = kept
-            process.body = lambda: self._work(order, Report(outcome, event), mark, log)
-            # What is still buffered would be printed by every worker once more.
-            flush_output()
-            flush_c_output()
+        taken = [one.fileno() for one in owned if one is not None]
+        process.body = lambda: self._work(order, *taken)
+        with handed_over(taken):
             pid = _fork()
             if pid == 0:
                 _run_and_exit(process)
-            return adopt_child(pid)
-        finally:
-            for fd in kept:
-                os.close(fd)
+        return adopt_child(pid)
 
     def close(self) -> None:
         self._mark.close()
 
-    def _work(self, order: Order, report: Report, mark: int, log: list[int]) -> int:
+    def _work(self, order: Order, outcome: int, event: int, mark: int, *log: int) -> int:
         """Runs in the worker."""
         carry_mark(mark)
         leave_if_orphaned(self._parent)
         redirect_output(*log)
-        return work(report, lambda: self._become(order))
+        return work(Report(outcome, event), lambda: self._become(order))
 
     def _become(self, order: Order) -> Callable[[], Any]:
         """Runs in the worker."""
-        for name, value in order.changes.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        change_environment(order.changes)
         return self._task.bind(order.index)
 
 
@@ -167,7 +161,7 @@ class _ForkserverLauncher(_SpawnLauncher):
 
     def launch(self, _: RankProcess, order: Order) -> WorkerPopen:
         own = self._payload.part_of(order.index)
-        environ = self._payload.add(order.environment())
+        environ = self._payload.add(self._server.changes_to(order.environment()))
         return self._server.fork(
             (order.rank, int(order.log is not None), environ, *self._tables, own.table),
             (
@@ -224,7 +218,8 @@ def _current_folder() -> str:
 
 
 def _fork() -> int:
-    # From 3.12 on Python has a warning of its own, for every fork; ours was given.
+    if not _FORK_WARNS:
+        return os.fork()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()

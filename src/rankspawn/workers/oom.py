@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OomCounts:
-    """How often memory ran out so far: in this control group, and on the whole machine."""
+    """How often memory ran out so far: in this control group, or else on the whole machine."""
 
     group: int | None
     machine: int | None
@@ -17,9 +17,11 @@ class OomCounts:
 
 def read_counts(proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> OomCounts:
     """The kernel's counters; None where it has none that can be read."""
-    machine = _counter(os.path.join(proc, "vmstat"))
-    counts = (_counter(path) for path in _event_files(proc, cgroups))
-    return OomCounts(next((count for count in counts if count is not None), None), machine)
+    for path in _event_files(proc, cgroups):
+        count = _counter(path)
+        if count is not None:
+            return OomCounts(count, None)
+    return OomCounts(None, _counter(os.path.join(proc, "vmstat")))
 
 
 def describe_change(before: OomCounts, after: OomCounts) -> str | None:

@@ -13,8 +13,7 @@ import select
 import signal
 import threading
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess, current_process
-from typing import Any
+from multiprocessing import process
 
 from rankspawn.descriptors import Owned
 
@@ -22,7 +21,7 @@ from rankspawn.descriptors import Owned
 STATUS_LOST = 255
 
 
-class RankProcess(BaseProcess):
+class RankProcess(process.BaseProcess):
     """The process of one rank; ``is_alive``, ``exitcode``, ``join`` and the rest as usual."""
 
     _start_method = None  # multiprocessing then leaves a forked worker's default as it is
@@ -30,8 +29,7 @@ class RankProcess(BaseProcess):
     def __init__(self, rank: int, launch: Callable[[RankProcess], WorkerPopen], daemon: bool):
         super().__init__(name=f"rank-{rank}", daemon=daemon)
         self.rank = rank
-        # BaseProcess.start() calls this with the process, and keeps what it returns.
-        self._Popen: Callable[[RankProcess], WorkerPopen] | None = launch
+        self._launch: Callable[[RankProcess], WorkerPopen] | None = launch
         # What a forked worker runs in place of a target.
         self.body: Callable[[], int] = int
 
@@ -39,18 +37,20 @@ class RankProcess(BaseProcess):
         """Start it, also from a daemonic process.
 
         multiprocessing forbids those to have children, because these would be orphaned; ours
-        end with their parent.
+        end with their parent. And it looks after all other children at each start, which is
+        thousands of system calls for a large group.
         """
-        config: dict[str, Any] = current_process()._config  # type: ignore[attr-defined]
-        daemonic = config.pop("daemon", None)
+        launch = self._launch
+        assert launch is not None, "a process can be started once"
         try:
-            super().start()
+            self._popen = launch(self)
         finally:
-            if daemonic is not None:
-                config["daemon"] = daemonic
             # What was needed for the start is not kept for as long as the process object.
-            self._Popen = None
+            self._launch = None
             self.body = int
+        self._sentinel = self._popen.sentinel
+        # multiprocessing waits for these at the parent's exit.
+        process._children.add(self)  # type: ignore[attr-defined]
 
     def run(self) -> None:
         """Runs in a forked worker."""
@@ -59,7 +59,7 @@ class RankProcess(BaseProcess):
     @property
     def popen(self) -> WorkerPopen:
         """The started process."""
-        popen: WorkerPopen = self._popen  # type: ignore[attr-defined]  # BaseProcess sets it
+        popen: WorkerPopen = self._popen
         return popen
 
 

@@ -7,7 +7,7 @@ the worker once 64 KiB are in it. The first page is a header::
     word 1  kind: how it ended; written last, so what is not whole does not count
     word 2  when, in nanoseconds of the system-wide monotonic clock
     word 3  exit code
-    word 4  table of a parcel: the result, or what is known of the exception
+    word 4  table of a parcel: the result (0: None), or what is known of the exception
     word 5  text: offset
     word 6  text: length
     word 7  1 once the report is as complete as it gets
@@ -63,7 +63,9 @@ class Report:
         Raises:
             TypeError: It cannot be pickled; the message names the path to the culprit.
         """
-        self._commit(RETURNED, self._pickle_result(value), code=0, text="")
+        # Most functions return nothing; then a worker does not even load what pickles.
+        table = 0 if value is None else self._pickle_result(value)
+        self._commit(RETURNED, table, code=0, text="")
 
     def exited(self, code: int, text: str) -> None:
         """Keep the code and text of a ``sys.exit`` that was no success."""

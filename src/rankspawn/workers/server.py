@@ -17,9 +17,21 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from rankspawn.workers import inherited
-from rankspawn.workers.child import load, load_task, redirect_output, run_and_leave, work
+from rankspawn.workers.child import (
+    change_environment,
+    load,
+    load_task,
+    redirect_output,
+    run_and_leave,
+    work,
+)
 from rankspawn.workers.report import Report
 
+# What a worker loads when it comes to need it, loaded once for all of them.
+_NEEDED_BY_WORKERS = (
+    *("_ctypes", "_pickle", "atexit", "faulthandler", "mmap"),
+    *("rankspawn.workers.mp_identity", "rankspawn.workers.pickling"),
+)
 # Larger than any packet of the protocol.
 PACKET = 1 << 16
 # The system passes at most 253 descriptors with one packet.
@@ -45,6 +57,9 @@ def main() -> None:
 
 def _preload(path: list[str], modules: list[str]) -> str | None:
     """Import the modules, from where the parent would; the traceback of the first that fails."""
+    for module in _NEEDED_BY_WORKERS:
+        with contextlib.suppress(ImportError):
+            import_module(module)
     sys.path[:] = path
     for module in modules:
         try:
@@ -148,10 +163,7 @@ def _leave_if_orphaned(requests: socket.socket) -> None:
 def _become(
     rank: int, payload: int, environ: int, tracker: int, tables: list[int]
 ) -> Callable[[], Any]:
-    variables: dict[str, str] = load(payload, environ)
-    for name in os.environ.keys() - variables.keys():
-        del os.environ[name]
-    os.environ.update(variables)
+    change_environment(load(payload, environ))
     setting, task, own = tables
     return load_task(rank, payload, setting, task, own, tracker)
 
