@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import rankspawn  # noqa: E402
+from rankspawn.compat import torch as compat  # noqa: E402
 from tests.interop import torch_cases as cases  # noqa: E402  # only where torch is installed
 
 pytestmark = [
@@ -111,18 +112,56 @@ def test_change_to_a_shared_tensor_is_seen_by_the_parent(start_method: str) -> N
     assert tensor.tolist() == [[1.0] * 3, [2.0] * 3]
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-def test_passing_a_tensor_shares_it_as_in_torch(start_method: str) -> None:
-    # Not under fork: there nothing is sent, and torch's own spawn shares nothing either.
-    tensor, of_torch = torch.zeros(2, 3), torch.zeros(2, 3)
-    torch.multiprocessing.start_processes(
-        cases.write_rank_into_with_rank, args=(of_torch,), nprocs=2, start_method=start_method
-    )
+@pytest.mark.parametrize("size", [3, 30_000], ids=["small", "large"])
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_any_other_tensor_is_the_workers_own(start_method: str, size: int) -> None:
+    tensor = torch.zeros(2, size)
 
     spawn(cases.write_rank_into, args=(tensor,), start_method=start_method)
 
+    assert not tensor.is_shared()
+    assert not tensor.any()
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_torchs_own_names_share_every_tensor(start_method: str) -> None:
+    # Not under fork: there nothing is sent, and torch's own spawn shares nothing either.
+    tensor, of_torch = torch.zeros(2, 3), torch.zeros(2, 3)
+    for module, shared in ((torch.multiprocessing, of_torch), (compat, tensor)):
+        module.start_processes(
+            cases.write_rank_into_with_rank, args=(shared,), nprocs=2, start_method=start_method
+        )
+
     assert tensor.is_shared() == of_torch.is_shared()
     assert tensor.tolist() == of_torch.tolist() == [[1.0] * 3, [2.0] * 3]
+
+
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_every_kind_of_tensor_goes_both_ways(start_method: str) -> None:
+    # Large ones, so that what is sent beside the pickle is tried.
+    large = torch.arange(40_000, dtype=torch.float32)
+    sent = {
+        "transposed": large.reshape(100, 400).t(),
+        "part": large[10:30_000],
+        "bfloat16": large.to(torch.bfloat16),
+        "bool": large > 5,
+        "complex": torch.complex(large, large),
+        "conjugated": torch.complex(large, large).conj(),
+        "empty": torch.empty(0, 5),
+        "scalar": torch.tensor(3),
+        "parameter": torch.nn.Parameter(large.clone()),
+        "frozen": torch.nn.Parameter(large.clone(), requires_grad=False),
+        "expanded": torch.ones(1).expand(20_000),
+    }
+
+    for got in spawn(cases.echo, args=(sent,), start_method=start_method).results():
+        assert got.keys() == sent.keys()
+        for name, tensor in sent.items():
+            assert type(got[name]) is type(tensor), name
+            assert got[name].dtype == tensor.dtype, name
+            assert got[name].requires_grad == tensor.requires_grad, name
+            assert torch.equal(got[name], tensor), name
+        got["part"] += 1  # writable
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)

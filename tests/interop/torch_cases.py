@@ -277,5 +277,9 @@ def return_tensors(size: int) -> dict[str, Any]:
     }
 
 
+def echo(value: Any) -> Any:
+    return value
+
+
 def sum_of(tensor: Any) -> float:
     return float(tensor.sum().item())

@@ -87,7 +87,7 @@ def start_processes(
         raise ValueError(f"nprocs must be at least 1, not {nprocs}")
     task = Task(IndexFirst(fn), check_args(args), {}, [(index,) for index in range(count)])
     options = read_options({"start_method": start_method})
-    settings = StartSettings(options.start_method, daemon)
+    settings = StartSettings(options.start_method, daemon, shares_tensors=True)
     warn_about_threads(settings, stacklevel=2)
 
     def start(_: int) -> WorkerGroup:

@@ -108,7 +108,7 @@ class _SpawnLauncher:
             task.args,
             task.kwargs,
             task.rank_args,
-            Inheritance(by_place=self.by_place),
+            Inheritance(by_place=self.by_place, shares_tensors=settings.shares_tensors),
         )
         self._tables = (
             self._payload.add(_setting_of_parent(self._payload, settings.daemon)),

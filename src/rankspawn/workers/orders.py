@@ -33,6 +33,8 @@ class StartSettings:
     daemon: bool = False
     preload: tuple[str, ...] = ()
     log_dir: str | None = None
+    # Tensors among the arguments are put into shared memory, as torch's own spawn does.
+    shares_tensors: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from rankspawn.workers.inherited import ReceivedFd, SameFd
 from rankspawn.workers.main_module import MainOrigin, find_main, holds, names_defined_again
 from rankspawn.workers.parcel import open_parcel, write_parcel
 from rankspawn.workers.pickling import BY_REFERENCE, BY_VALUE, Rules, dump
+from rankspawn.workers.tensors import tensor_reducers
 
 _ADVICE = (
     "Create it inside the function, leave it out with __getstate__, "
@@ -110,8 +111,10 @@ class Inheritance:
     start method: its number (spawn), or its place among those that are sent (forkserver).
     """
 
-    def __init__(self, *, by_place: bool) -> None:
+    def __init__(self, *, by_place: bool, shares_tensors: bool) -> None:
         self._by_place = by_place
+        # Every tensor goes into shared memory, as with torch's own spawn.
+        self.shares_tensors = shares_tensors
         self._first_place = 0
         self._fds: list[int] = []
         self._duplicates: list[Owned] = []
@@ -169,6 +172,8 @@ class SendingRules(Rules):
             kind: reduce for kind, reduce in registered.items() if kind not in _PICKLE_KNOWS
         }
         self.reducers[MethodType] = _reduce_method
+        if not self.inheritance.shares_tensors:
+            self.reducers |= tensor_reducers(self.reducers, shared_stay_shared=True)
 
     def begin(self) -> None:
         """Called before each attempt."""

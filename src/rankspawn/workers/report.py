@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import _signal
 import os
+import sys
 import time
 
 from rankspawn.workers.parcel import PAGE, WORD, pack_words, write_parcel
@@ -93,6 +94,10 @@ class Report:
         from rankspawn.workers.pickling import Rules, dump
 
         rules = Rules()
+        if "torch" in sys.modules:
+            from rankspawn.workers.tensors import tensor_reducers
+
+            rules.reducers = tensor_reducers({}, shared_stay_shared=False)
         try:
             table, self._end = write_parcel(
                 self._fd, self._end, lambda stream: dump(value, stream, rules)
