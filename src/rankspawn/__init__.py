@@ -86,7 +86,7 @@ def spawn(
     """
     from rankspawn.spawning import spawn_ranks
 
-    return spawn_ranks(func, args, nprocs, join, daemon, options, stacklevel=3)
+    return spawn_ranks(func, args, nprocs, join, daemon, options)
 
 
 def __getattr__(name: str) -> object:

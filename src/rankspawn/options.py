@@ -7,10 +7,10 @@ an error that proposes the nearest name.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field, fields
 
 from rankspawn import option_values as read
+from rankspawn.warned import warn_caller
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -72,15 +72,13 @@ _DEPRECATED = {
 _RENAMED = ("selected_devices", "selected_gpus", "cluster_node_ips")
 
 
-def read_options(options: Mapping[str, Any], *, stacklevel: int = 3) -> SpawnOptions:
+def read_options(options: Mapping[str, Any]) -> SpawnOptions:
     """The checked options of one call.
 
     An option given as None is the same as one not given.
 
     Args:
         options: What the caller wrote, by name.
-        stacklevel: Whom a deprecation warning points at, counted from here: 2 is the
-            caller of this function, 3 that one's caller, who called ``spawn``.
 
     Raises:
         TypeError: A value has the wrong type.
@@ -92,7 +90,7 @@ def read_options(options: Mapping[str, Any], *, stacklevel: int = 3) -> SpawnOpt
     for name in given:
         if name in _DEPRECATED:
             message = f"the option {name} is deprecated: {_DEPRECATED[name]}"
-            warnings.warn(message, DeprecationWarning, stacklevel=stacklevel)
+            warn_caller(message, DeprecationWarning)
     given = _rename(given)
     checked = SpawnOptions(**{name: _READERS[name](name, value) for name, value in given.items()})
     _check_devices(checked)

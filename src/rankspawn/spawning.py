@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import uuid
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from rankspawn.options import SpawnOptions, check_args, check_nprocs, check_rank
 from rankspawn.plan.describe import describe
 from rankspawn.plan.job import Job, make_plan, resolve
 from rankspawn.plan.ports import hold_ports
+from rankspawn.warned import warn_caller
 from rankspawn.workers import child
 from rankspawn.workers.context import MultiprocessContext, start_context
 from rankspawn.workers.group import WorkerGroup, start_group
@@ -29,8 +29,6 @@ def spawn_ranks(
     join: bool,
     daemon: bool,
     given: Mapping[str, Any],
-    *,
-    stacklevel: int,
 ) -> MultiprocessContext:
     """The body of :func:`rankspawn.spawn`, which see.
 
@@ -41,22 +39,21 @@ def spawn_ranks(
         join: Wait for them.
         daemon: Their daemon flag.
         given: The options.
-        stacklevel: Frames from here to the caller, for warnings.
     """
     refuse_while_importing_main()
     if not callable(func):
         raise TypeError(f"func must be callable, not {type(func).__name__}: {func!r}")
-    options = read_options(given, stacklevel=stacklevel + 1)
+    options = read_options(given)
     if options.tee or options.prefix is not None:
         raise NotImplementedError("tee and prefix are planned; log_dir keeps each rank's output")
     arguments = check_args(args)
     job = resolve(check_nprocs(nprocs), options, os.environ, RealMachine())
     check_rank_args(options.rank_args, job.nprocs)
     if job.warning:
-        warnings.warn(job.warning, UserWarning, stacklevel=stacklevel)
+        warn_caller(job.warning, UserWarning)
     task = Task(func, arguments, options.kwargs, options.rank_args)
     settings = _settings(options, daemon=bool(daemon))
-    warn_about_threads(settings, stacklevel=stacklevel)
+    warn_about_threads(settings)
     return start_context(_starter(task, job, settings), _policy(options), join=bool(join))
 
 

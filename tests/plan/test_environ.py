@@ -22,6 +22,7 @@ THIRD = Identity(
     node_rank=1,
     nnodes=2,
     endpoints=("10.0.0.1:1", "10.0.0.1:2", "10.0.0.2:3", "10.0.0.2:4"),
+    endpoint_list="10.0.0.1:1,10.0.0.1:2,10.0.0.2:3,10.0.0.2:4",
 )
 GPUS = Visible("gpu", (), "CUDA_VISIBLE_DEVICES", "", ("CUDA_VISIBLE_DEVICES",), True)
 
@@ -59,7 +60,7 @@ def test_torch_is_told_all_that_torchrun_would_tell() -> None:
 
 
 def test_an_ipv6_master_has_brackets_only_next_to_its_port() -> None:
-    who = Identity(0, 0, 1, 0, 1, ("[::1]:29500",))
+    who = Identity(0, 0, 1, 0, 1, ("[::1]:29500",), "[::1]:29500")
     env = torch_env(who, restart_count=0, max_restarts=0, run_id="job")
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("::1", "29500")
     assert jax_env(who) == {"JAX_COORDINATOR_ADDRESS": "[::1]:29500"}

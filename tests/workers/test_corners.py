@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -175,6 +176,57 @@ def test_a_module_that_cannot_be_preloaded_is_named_before_anything_starts() -> 
         rankspawn.spawn(is_loaded, nprocs=1, backend="gloo", **options)
 
     assert "No module named 'no_such_module'" in str(caught.value).splitlines()[-1]
+
+
+THREADED = {
+    "python": "import threading; threading.Thread(target=threading.Event().wait, daemon=True, "
+    "name='pump').start()",
+    "c": "import ctypes, ctypes.util\nlibc = ctypes.CDLL(None)\n"
+    "libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)",
+    "driver": "import os, rankspawn.workers.preloading as p\n"
+    "p._ACCELERATORS = ('/dev/full',)\nos.open('/dev/full', os.O_RDONLY)",
+}
+STORIES = {
+    "python": "started the thread 'pump'",
+    "c": "started threads that stay while this process forks",
+    "driver": "opened /dev/full",
+}
+
+
+@pytest.mark.parametrize("kind", sorted(THREADED))
+def test_a_preloaded_module_that_makes_forking_unsafe_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    (tmp_path / f"starts_{kind}.py").write_text(THREADED[kind])
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    with pytest.warns(RuntimeWarning, match=STORIES[kind]) as caught:
+        rankspawn.spawn(
+            jobs.return_rank,
+            nprocs=1,
+            backend="gloo",
+            start_method="forkserver",
+            preload=["json", f"starts_{kind}", "csv"],
+        )
+
+    (warning,) = caught.list
+    assert f"preload='starts_{kind}'" in str(warning.message)
+    assert warning.filename == __file__
+
+
+def test_threads_that_make_way_for_a_fork_are_no_reason_to_warn() -> None:
+    # OpenBLAS in NumPy has some.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        context = rankspawn.spawn(
+            jobs.return_rank,
+            nprocs=1,
+            backend="gloo",
+            start_method="forkserver",
+            preload=["numpy"],
+        )
+
+    assert context.results() == [0]
 
 
 def test_a_death_that_nobody_saw_comes_before_the_exception_it_caused(run: Run) -> None:

@@ -7,13 +7,13 @@ size, functions that plain pickle refuses, and workers that vanish without an er
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from rankspawn.options import check_args, check_nprocs, read_options
 from rankspawn.spawning import refuse_while_importing_main
+from rankspawn.warned import warn_caller
 from rankspawn.workers.context import MultiprocessContext, start_context
 from rankspawn.workers.failures import Wording
 from rankspawn.workers.group import WorkerGroup, start_group
@@ -88,7 +88,7 @@ def start_processes(
     task = Task(IndexFirst(fn), check_args(args), {}, [(index,) for index in range(count)])
     options = read_options({"start_method": start_method})
     settings = StartSettings(options.start_method, daemon, shares_tensors=True)
-    warn_about_threads(settings, stacklevel=2)
+    warn_about_threads(settings)
 
     def start(_: int) -> WorkerGroup:
         make_room_for_descriptors(2 * count)
@@ -109,10 +109,9 @@ def spawn(
 ) -> MultiprocessContext | None:
     """:func:`start_processes` with the start method spawn; another one gets a warning."""
     if start_method != "spawn":
-        warnings.warn(
+        warn_caller(
             f"spawn() starts with 'spawn' only, as torch's does; call "
             f"start_processes(start_method={start_method!r}) for the other",
             FutureWarning,
-            stacklevel=2,
         )
     return start_processes(fn, args, nprocs, join, daemon, "spawn")

@@ -49,6 +49,8 @@ class Identity:
     node_rank: int
     nnodes: int
     endpoints: tuple[str, ...]
+    # The same as one text: made once for all ranks, because it is as long as they are many.
+    endpoint_list: str
 
     @property
     def world_size(self) -> int:
@@ -67,7 +69,7 @@ def paddle_env(who: Identity, backend: str) -> Variables:
         "PADDLE_TRAINER_ID": str(who.rank),
         "PADDLE_TRAINERS_NUM": str(who.world_size),
         "PADDLE_CURRENT_ENDPOINT": who.endpoint,
-        "PADDLE_TRAINER_ENDPOINTS": ",".join(who.endpoints),
+        "PADDLE_TRAINER_ENDPOINTS": who.endpoint_list,
     }
     if backend == "gloo":
         env["PADDLE_DISTRI_BACKEND"] = "gloo"

@@ -154,6 +154,7 @@ def make_plan(job: Job, ports: Sequence[int], *, run_id: str, restart_count: int
         raise ValueError(f"{job.nprocs} ranks need as many ports, not {len(ports)}")
     topology = job.topology
     endpoints = endpoints_of(topology, ports)
+    endpoint_list = ",".join(endpoints)
     specs = []
     for local_rank in range(job.nprocs):
         who = Identity(
@@ -163,6 +164,7 @@ def make_plan(job: Job, ports: Sequence[int], *, run_id: str, restart_count: int
             node_rank=topology.node_rank,
             nnodes=len(topology.nodes),
             endpoints=endpoints,
+            endpoint_list=endpoint_list,
         )
         specs.append(_spec(job, who, run_id=run_id, restart_count=restart_count))
     return Plan(

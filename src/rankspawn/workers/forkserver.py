@@ -25,6 +25,7 @@ from multiprocessing import util
 from typing import Any
 
 from rankspawn.descriptors import close_in_forks
+from rankspawn.warned import warn_caller
 from rankspawn.workers.interpreter import command
 from rankspawn.workers.process import WorkerPopen
 from rankspawn.workers.server import MOST_FDS, PACKET
@@ -101,8 +102,10 @@ class ForkServer:
         with contextlib.suppress(BrokenPipeError):
             self._socket.send(json.dumps({"path": sys.path, "modules": preload}).encode())
         hello, _ = self._receive()
-        if "error" in hello:
+        if hello["error"]:
             raise ImportError(hello["error"])
+        for text in hello["warnings"]:
+            warn_caller(text, RuntimeWarning)
 
     @property
     def usable(self) -> bool:

@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, NoReturn
 
 from rankspawn.workers import inherited
@@ -25,18 +24,13 @@ from rankspawn.workers.child import (
     run_and_leave,
     work,
 )
+from rankspawn.workers.preloading import load_what_workers_need, preload
 from rankspawn.workers.report import Report
 
-# What a worker loads when it comes to need it, loaded once for all of them.
-_NEEDED_BY_WORKERS = (
-    *("_ctypes", "_pickle", "atexit", "faulthandler", "mmap"),
-    *("rankspawn.workers.mp_identity", "rankspawn.workers.pickling"),
-)
 # Larger than any packet of the protocol.
 PACKET = 1 << 16
 # The system passes at most 253 descriptors with one packet.
 MOST_FDS = 253
-_LONGEST_ERROR = 30_000
 
 
 def main() -> None:
@@ -49,27 +43,13 @@ def main() -> None:
         greeting = requests.recv(PACKET)
         if not greeting:  # the parent is gone already
             return
-        error = _preload(**json.loads(greeting))
-        _answer(requests, {"error": error} if error else {})
+        asked = json.loads(greeting)
+        load_what_workers_need()
+        sys.path[:] = asked["path"]
+        error, warnings = preload(asked["modules"])
+        _answer(requests, {"error": error, "warnings": warnings})
         if not error:
             _serve(requests)
-
-
-def _preload(path: list[str], modules: list[str]) -> str | None:
-    """Import the modules, from where the parent would; the traceback of the first that fails."""
-    for module in _NEEDED_BY_WORKERS:
-        with contextlib.suppress(ImportError):
-            import_module(module)
-    sys.path[:] = path
-    for module in modules:
-        try:
-            import_module(module)
-        except BaseException:
-            import traceback
-
-            text = traceback.format_exc()[-_LONGEST_ERROR:]
-            return f"preload={module!r} failed in the fork server:\n{text}"
-    return None
 
 
 def _serve(requests: socket.socket) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 from rankspawn.descriptors import Owned, anonymous_file
+from rankspawn.warned import warn_caller
 from rankspawn.workers.launchers import LAUNCHERS, Launcher
 from rankspawn.workers.limits import explain_start_failure
 from rankspawn.workers.logs import log_path, open_log
@@ -92,17 +92,16 @@ def kill_started(started: Sequence[Worker]) -> None:
         worker.outcome.close()
 
 
-def warn_about_threads(settings: StartSettings, *, stacklevel: int) -> None:
+def warn_about_threads(settings: StartSettings) -> None:
     """Say once, at the caller's line, that forking a program with threads may hang."""
     others = [one for one in threading.enumerate() if one is not threading.current_thread()]
     if settings.start_method == "fork" and others and not _warned_about_threads:
         _warned_about_threads.append(True)
         names = ", ".join(sorted(thread.name for thread in others)[:5])
-        warnings.warn(
+        warn_caller(
             "start_method='fork' copies a process in which other threads run; a lock that one of "
             f"them holds stays locked in the workers for ever. Threads: {names}",
             RuntimeWarning,
-            stacklevel=stacklevel + 1,
         )
 
 

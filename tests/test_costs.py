@@ -1,0 +1,201 @@
+"""What a start costs, counted rather than timed: a stopwatch on a busy machine tells nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankspawn
+from rankspawn import MultiprocessContext
+from rankspawn.options import SpawnOptions
+from rankspawn.plan.job import make_plan, resolve
+from rankspawn.workers.outcome import Remains, take_remains
+from rankspawn.workers.payload import Payload, write_payload
+from rankspawn.workers.report import HEADER_WORDS
+from tests import jobs
+from tests.jobs import DEADLOCK
+from tests.plan.conftest import FakeMachine
+
+Run = Callable[..., MultiprocessContext]
+
+LIST_MODULES = "import sys; open({path!r}, 'w').write(' '.join(sys.modules))"
+# What a worker that needs nothing loads beyond a bare interpreter. Each name here is paid by
+# every rank of every job: think before adding one.
+OF_A_WORKER = {
+    "__future__",
+    "_ctypes",
+    "atexit",
+    "faulthandler",
+    "gc",
+    "rankspawn",
+    "rankspawn.workers",
+    "rankspawn.workers.child",
+    "rankspawn.workers.mp_identity",
+    "rankspawn.workers.parcel",
+    "rankspawn.workers.report",
+}
+OF_PICKLE = {
+    *("_pickle", "_compat_pickle", "copyreg", "_collections", "_functools", "_operator"),
+    *("collections", "functools", "itertools", "keyword", "operator", "reprlib", "types"),
+}
+
+
+def test_modules_that_a_worker_loads(tmp_path: Path) -> None:
+    bare, worker = tmp_path / "bare", tmp_path / "worker"
+    code = LIST_MODULES.format(path=str(bare))
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=DEADLOCK)
+
+    rankspawn.spawn(exec, args=(LIST_MODULES.format(path=str(worker)),), nprocs=1, backend="gloo")
+
+    loaded = set(worker.read_text().split()) - set(bare.read_text().split())
+    assert loaded <= OF_A_WORKER | OF_PICKLE
+
+
+@pytest.fixture
+def payloads(monkeypatch: pytest.MonkeyPatch) -> list[Payload]:
+    """Every payload that is written."""
+    written: list[Payload] = []
+
+    def write_and_keep(*args: Any) -> Payload:
+        written.append(write_payload(*args))
+        return written[-1]
+
+    monkeypatch.setattr("rankspawn.workers.launchers.write_payload", write_and_keep)
+    return written
+
+
+def test_bytes_written_for_each_rank(payloads: list[Payload], run: Run, start_method: str) -> None:
+    for nprocs in (2, 10):
+        run(jobs.do_nothing, args=(b"x" * 100_000,), nprocs=nprocs)
+
+    if start_method == "fork":
+        assert payloads == []
+        return
+    few, many = (payload.end for payload in payloads)
+    assert few > 100_000
+    # A fresh interpreter gets its environment from the system, a fork only what differs.
+    assert many - few <= (8 * 2_000 if start_method == "forkserver" else 0)
+
+
+def test_bytes_that_a_rank_without_a_result_writes(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = []
+
+    def measure_and_take(fd: int) -> Remains:
+        sizes.append(os.fstat(fd).st_size)
+        return take_remains(fd)
+
+    monkeypatch.setattr("rankspawn.workers.group.take_remains", measure_and_take)
+    run(jobs.do_nothing, nprocs=2)
+
+    assert sizes == [HEADER_WORDS * 8 - 8] * 2  # the last word is for failures
+
+
+def test_descriptors_of_the_parent_for_each_rank(run: Run) -> None:
+    run(jobs.do_nothing, nprocs=1)  # a fork server or tracker is started once
+    counts = []
+    for nprocs in (1, 5):
+        with run(jobs.sleep_for_ever, nprocs=nprocs, join=False):
+            counts.append(len(os.listdir("/proc/self/fd")))
+
+    assert counts[1] - counts[0] == 4 * 3  # a sentinel, an outcome, a port
+
+
+def test_descriptors_of_a_worker(run: Run) -> None:
+    (names,) = run(jobs.open_files, nprocs=1).results()
+
+    ours = [name for name in names if "rankspawn" in name or "eventfd" in name]
+    # The outcome, once for the report and once for stacks; the failure event; a fork's mark.
+    assert len(ours) <= 4, names
+
+
+IDLE = """
+import sys
+import rankspawn
+from tests import jobs
+
+if __name__ == "__main__":
+    rankspawn.spawn(jobs.sleep_for_ever, nprocs=4, backend="gloo", start_method=sys.argv[1])
+"""
+
+
+def test_an_idle_group_wakes_nobody(tmp_path: Path, start_method: str) -> None:
+    script = tmp_path / "idle.py"
+    script.write_text(IDLE)
+    root = Path(__file__).parent.parent
+    environ = {**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"}
+    with subprocess.Popen([sys.executable, str(script), start_method], env=environ) as parent:
+        try:
+            before = _settled_switches(parent.pid)
+            time.sleep(2)  # what happens meanwhile is what is looked at
+            assert _switches(parent.pid) == before
+        finally:
+            parent.terminate()
+
+
+def _settled_switches(parent: int) -> dict[int, int]:
+    """How often each process of the job has slept, once all of them do."""
+    deadline = time.monotonic() + DEADLOCK
+    seen: dict[int, int] = {}
+    while time.monotonic() < deadline:
+        time.sleep(0.5)
+        now = _switches(parent)
+        if now == seen and len(now) >= 6:  # the parent, its guardian and four workers
+            return now
+        seen = now
+    raise AssertionError(f"it never came to rest: {seen}")
+
+
+def _switches(parent: int) -> dict[int, int]:
+    counts = {}
+    for pid in [parent, *_descendants(parent)]:
+        status = Path(f"/proc/{pid}/status").read_text()
+        counts[pid] = sum(
+            int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line
+        )
+    return counts
+
+
+def _descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [one for child in map(int, children) for one in (child, *_descendants(child))]
+
+
+def test_a_plan_grows_with_the_number_of_ranks_only() -> None:
+    calls = [_calls_to_plan(nprocs) for nprocs in (500, 1000)]
+
+    assert calls[1] <= 2.1 * calls[0]
+
+
+def test_ranks_share_what_is_the_same_for_all() -> None:
+    job = resolve(1000, SpawnOptions(backend="gloo"), {}, FakeMachine())
+    plan = make_plan(job, range(2000, 3000), run_id="job")
+
+    # A thousand copies of a list of a thousand endpoints would be 20 MB.
+    assert len({id(spec.env["PADDLE_TRAINER_ENDPOINTS"]) for spec in plan.ranks}) == 1
+
+
+def _calls_to_plan(nprocs: int) -> int:
+    """How many functions are called to plan so many ranks."""
+    count = 0
+
+    def note(*_: object) -> None:
+        nonlocal count
+        count += 1
+
+    job = resolve(nprocs, SpawnOptions(backend="gloo"), {}, FakeMachine())
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        make_plan(job, range(2000, 2000 + nprocs), run_id="job")
+    finally:
+        sys.setprofile(before)
+    return count
