@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rankspawn.workers.oom import OomCounts, describe_change, read_counts
+from tests.jobs import DEADLOCK
 
 
 def tree(folder: Path, cgroup: str, files: dict[str, str]) -> tuple[str, str]:
@@ -68,3 +74,90 @@ def test_only_a_change_is_evidence(before: OomCounts, after: OomCounts, words: s
 
     assert (story is None) == (words is None)
     assert words is None or words in str(story)
+
+
+OUT_OF_MEMORY = """
+import os, sys
+import rankspawn
+from tests import jobs
+
+def fill_memory_in_rank_1():
+    if jobs.rank() != 1:
+        jobs.sleep_for_ever()
+    hoard = []
+    while True:
+        hoard.append(b"x" * (1 << 24))
+
+if __name__ == "__main__":
+    try:
+        rankspawn.spawn(fill_memory_in_rank_1, nprocs=2, backend="gloo", start_method=sys.argv[1])
+    except rankspawn.ProcessExitedException as error:
+        print(error)
+"""
+
+
+def own_groups() -> Iterator[tuple[Path, str]]:
+    """Where the memory of this process is limited, and by which file, in both versions."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            yield Path("/sys/fs/cgroup/memory", path.lstrip("/")), "memory.limit_in_bytes"
+        elif not controllers:
+            yield Path("/sys/fs/cgroup", path.lstrip("/")), "memory.max"
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group with little memory, for a program to be run in."""
+    for parent, limit in own_groups():
+        folder = parent / f"rankspawn-test-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            if (folder / limit).exists():
+                (folder / limit).write_text(str(120 << 20))
+                yield folder
+                return
+        finally:
+            remove_group(folder)
+    pytest.skip("no control group for memory can be made here")
+
+
+def remove_group(folder: Path) -> None:
+    """Once the last process of it is gone, which the system does not tell."""
+    deadline = time.monotonic() + DEADLOCK
+    while True:
+        try:
+            folder.rmdir()
+        except OSError:
+            left = (folder / "cgroup.procs").read_text().split()
+            assert time.monotonic() < deadline, f"left in the control group: {left}"
+            time.sleep(0.05)
+        else:
+            return
+
+
+def test_a_worker_that_used_up_the_memory_of_its_group(
+    small_group: Path, tmp_path: Path, start_method: str
+) -> None:
+    script = tmp_path / "hoards.py"
+    script.write_text(OUT_OF_MEMORY)
+    root = Path(__file__).parent.parent.parent
+
+    def enter() -> None:
+        (small_group / "cgroup.procs").write_text(str(os.getpid()))
+
+    done = subprocess.run(
+        [sys.executable, str(script), start_method],
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"},
+        preexec_fn=enter,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=DEADLOCK,
+        check=True,
+    )
+
+    assert "Process 1 terminated with signal SIGKILL" in done.stdout
+    assert "memory ran out: the kernel killed 1 process(es) of this control group" in done.stdout
