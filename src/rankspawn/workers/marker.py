@@ -28,11 +28,19 @@ _PREFIX = "rankspawn-job-"
 # How long a killed process may take to go. It is killed already; only the kernel can delay
 # it, e.g. in an uninterruptible read from a network file system.
 GONE_SECONDS = 5.0
+# How /proc tells when a process was started.
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 def new_mark() -> str:
-    """An id that no other job has."""
-    return os.urandom(16).hex()
+    """An id that no other job has; it begins with the time, see :func:`find_marked`."""
+    return f"{time.clock_gettime_ns(_CLOCK) // _TICK_NS:012x}{os.urandom(16).hex()}"
+
+
+def _time_of(mark: str) -> int:
+    """When it was made, in the system's ticks since it was booted."""
+    return int(mark[:12], 16)
 
 
 def variable_value(mark: str) -> str:
@@ -54,10 +62,26 @@ def make_mark_file(mark: str) -> int:
 
 
 def find_marked(mark: str) -> Iterator[int]:
-    """The ids of all processes that carry the mark, this one excepted."""
+    """The ids of all processes that carry the mark, this one excepted.
+
+    Processes that are older than the mark are passed over: looking closer at every process of
+    the machine would take longer than all else that a teardown does.
+    """
+    made = _time_of(mark)
     for name in os.listdir("/proc"):
-        if name.isdigit() and int(name) != os.getpid() and is_marked(int(name), mark):
+        if not name.isdigit() or int(name) == os.getpid() or _started(name) < made:
+            continue
+        if is_marked(int(name), mark):
             yield int(name)
+
+
+def _started(pid: str) -> int:
+    """In ticks since boot; -1 for a process that is gone."""
+    try:
+        # The name, which may hold anything, is in parentheses.
+        return int(_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
+    except (OSError, IndexError):
+        return -1
 
 
 def is_marked(pid: int, mark: str) -> bool:
