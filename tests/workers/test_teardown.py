@@ -16,6 +16,7 @@ import pytest
 
 import rankspawn
 from rankspawn import MultiprocessContext, ProcessException, ProcessRaisedException
+from rankspawn.workers import marker
 from tests import jobs
 from tests.descendants import Watched, start_descendants
 from tests.jobs import DEADLOCK
@@ -135,8 +136,6 @@ def fork_in_a_loop(ready: Connection) -> None:
 
 
 def test_a_worker_that_forks_while_it_is_torn_down(run: Run) -> None:
-    from rankspawn.workers.marker import find_marked
-
     ours, theirs = mp.Pipe()
     with ours, theirs:
         context = run(fork_in_a_loop, args=(theirs,), nprocs=1, join=False)
@@ -144,7 +143,25 @@ def test_a_worker_that_forks_while_it_is_torn_down(run: Run) -> None:
         mark = context._group.mark
         context.terminate(grace_period=0.1)
 
-    assert list(find_marked(mark)) == []
+    assert list(marker.find_marked(mark)) == []
+
+
+def test_what_a_vanishing_process_started_is_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that forks and ends after it was listed, and before it is looked at."""
+    mark = marker.new_mark()
+    child = subprocess.Popen(["sleep", "1000"], env={**os.environ, marker.VARIABLE: mark})
+    vanished = subprocess.Popen(["true"])
+    vanished.wait()
+    listings = [[str(vanished.pid)], [str(child.pid)], []]
+    monkeypatch.setattr(os, "listdir", lambda _: listings.pop(0) if listings else [])
+
+    killed = marker.kill_marked(mark)
+    monkeypatch.undo()
+
+    assert killed == [child.pid]
+    assert child.wait(DEADLOCK) == -signal.SIGKILL
 
 
 def test_grace_is_shared_and_lets_workers_save_their_state(run: Run) -> None:

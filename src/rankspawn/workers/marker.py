@@ -14,6 +14,7 @@ inner one's processes as well.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -61,27 +62,47 @@ def make_mark_file(mark: str) -> int:
     return fd
 
 
-def find_marked(mark: str) -> Iterator[int]:
+def find_marked(mark: str, ended: set[int] | None = None) -> Iterator[int]:
     """The ids of all processes that carry the mark, this one excepted.
 
     Processes that are older than the mark are passed over: looking closer at every process of
     the machine would take longer than all else that a teardown does.
+
+    Args:
+        mark: Which one.
+        ended: Gets the ids of those that ended while, or shortly before, they were looked at. If
+            one of them was of this job, what it started last may have been missed.
     """
     made = _time_of(mark)
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid() or _started(name) < made:
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        if _when_started(name) < made:
             continue
         if is_marked(int(name), mark):
             yield int(name)
+        elif ended is not None and _has_ended(name):
+            ended.add(int(name))
 
 
-def _started(pid: str) -> int:
-    """In ticks since boot; -1 for a process that is gone."""
+def _when_started(pid: str) -> float:
+    """In ticks since boot; unknown, and so as late as can be, of one that is gone."""
+    fields = _read_stat(pid)
+    return int(fields[19]) if fields else math.inf
+
+
+def _has_ended(pid: str) -> bool:
+    """It is gone, or a zombie, whose environment and mappings are gone."""
+    fields = _read_stat(pid)
+    return not fields or fields[0] in (b"Z", b"X")
+
+
+def _read_stat(pid: str) -> list[bytes]:
+    """From the third field on; the name, which may hold anything, is in parentheses before."""
     try:
-        # The name, which may hold anything, is in parentheses.
-        return int(_read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[19])
-    except (OSError, IndexError):
-        return -1
+        return _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    except OSError:
+        return []
 
 
 def is_marked(pid: int, mark: str) -> bool:
@@ -100,11 +121,19 @@ def kill_marked(mark: str) -> list[int]:
     All are stopped before the first is killed, so that none can fork while we look.
     """
     found: dict[int, int] = {}
+    ended: set[int] = set()
+    deadline = time.monotonic() + GONE_SECONDS
+    is_calm = False
     try:
-        while fresh := [pid for pid in find_marked(mark) if pid not in found]:
+        while not is_calm:
+            ended_before = len(ended)
+            fresh = [pid for pid in find_marked(mark, ended) if pid not in found]
             for pid in fresh:
                 found[pid] = _open_marked(pid, mark)
                 _send(found[pid], signal.SIGSTOP)
+            # On a busy machine somebody always ends, so this is tried for some time only.
+            seen_all = len(ended) == ended_before or time.monotonic() > deadline
+            is_calm = not fresh and seen_all
         for pidfd in found.values():
             _send(pidfd, signal.SIGKILL)
         _wait_for_ends([pidfd for pidfd in found.values() if pidfd >= 0])
