@@ -13,7 +13,17 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Closable(Protocol):
+        """A file, a socket, an :class:`Owned`."""
+
+        def close(self) -> None:
+            """Close it; a second call does nothing."""
+
 
 # The open descriptors, as plain numbers: a forked worker closes them in a few calls and touches
 # none of the objects, each of which would cost it a page. There are thousands in a large group.
@@ -24,13 +34,6 @@ _generation = 0
 # Of a fork under way, by its thread: the descriptors that the child takes over.
 _handed_over: dict[int, frozenset[int]] = {}
 _closables: weakref.WeakSet[Closable] = weakref.WeakSet()
-
-
-class Closable(Protocol):
-    """A file, a socket, an :class:`Owned`."""
-
-    def close(self) -> None:
-        """Close it; a second call does nothing."""
 
 
 def close_in_forks(one: Closable) -> None:

@@ -180,11 +180,13 @@ def _read(path: str) -> str:
 
 def _count_by_nvml(library: str) -> int:
     """Number of NVIDIA GPUs by their management library; 0 if it is absent or fails."""
-    # Imported here: a machine without the library is the common case in tests and CI,
-    # but one with it pays for ctypes only when it is asked.
-    import ctypes
-
     try:
+        # A machine without the library is found out about in 0.5 ms; ctypes takes 6.
+        import _ctypes
+
+        _ctypes.dlopen(library, 0)
+        import ctypes
+
         nvml = ctypes.CDLL(library)
         if nvml.nvmlInit_v2() != 0:
             return 0
@@ -194,5 +196,5 @@ def _count_by_nvml(library: str) -> int:
             return 0 if failed else count.value
         finally:
             nvml.nvmlShutdown()
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, ImportError):
         return 0

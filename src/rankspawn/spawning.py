@@ -15,10 +15,10 @@ from rankspawn.plan.ports import hold_ports
 from rankspawn.warned import warn_caller
 from rankspawn.workers import child
 from rankspawn.workers.context import MultiprocessContext, start_context
-from rankspawn.workers.group import WorkerGroup, start_group
+from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.limits import make_room_for_descriptors
 from rankspawn.workers.orders import StartSettings, Task
-from rankspawn.workers.start import warn_about_threads
+from rankspawn.workers.start import start_group, warn_about_threads
 from rankspawn.workers.supervisor import Policy
 
 

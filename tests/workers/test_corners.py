@@ -72,7 +72,7 @@ def test_workers_of_a_dropped_context_run_to_their_end(run: Run) -> None:
         ours.send(None)
         processes[0].join(DEADLOCK)
         assert processes[0].exitcode == 0
-    group_module._close_forgotten()
+    group_module.close_forgotten()
     assert group_module._running == set()
 
 

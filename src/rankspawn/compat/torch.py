@@ -16,10 +16,10 @@ from rankspawn.spawning import refuse_while_importing_main
 from rankspawn.warned import warn_caller
 from rankspawn.workers.context import MultiprocessContext, start_context
 from rankspawn.workers.failures import Wording
-from rankspawn.workers.group import WorkerGroup, start_group
+from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.limits import make_room_for_descriptors
 from rankspawn.workers.orders import StartSettings, Task
-from rankspawn.workers.start import warn_about_threads
+from rankspawn.workers.start import start_group, warn_about_threads
 from rankspawn.workers.supervisor import Policy
 
 __all__ = [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from rankspawn.workers.logs import read_tail
 from rankspawn.workers.outcome import End, Outcome, Remains
-from rankspawn.workers.process import STATUS_LOST
+from rankspawn.workers.popen import STATUS_LOST
 
 
 @dataclass(frozen=True, slots=True)

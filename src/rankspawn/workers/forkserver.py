@@ -27,7 +27,7 @@ from typing import Any
 from rankspawn.descriptors import close_in_forks
 from rankspawn.warned import warn_caller
 from rankspawn.workers.interpreter import command
-from rankspawn.workers.process import WorkerPopen
+from rankspawn.workers.popen import WorkerPopen
 from rankspawn.workers.server import MOST_FDS, PACKET
 
 _servers: dict[tuple[str, ...], ForkServer] = {}

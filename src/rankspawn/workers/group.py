@@ -13,19 +13,21 @@ import selectors
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import util
 
-from rankspawn.descriptors import Closable, Owned, close_in_forks
+from rankspawn.descriptors import Owned, close_in_forks
 from rankspawn.workers.guardian import Guardian
-from rankspawn.workers.marker import VARIABLE, kill_marked, new_mark, variable_value
+from rankspawn.workers.marker import kill_marked, new_mark
 from rankspawn.workers.oom import describe_change, read_counts
-from rankspawn.workers.orders import StartSettings, Task
-from rankspawn.workers.outcome import Outcome, Remains, classify, read_header, take_remains
-from rankspawn.workers.report import RAISED
-from rankspawn.workers.start import Worker, kill_started, start_workers
+from rankspawn.workers.outcome import Outcome, Remains
 from rankspawn.workers.teardown import stop_workers
+from rankspawn.workers.worker import FunctionWorker, Worker, kill_started
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.descriptors import Closable
+    from rankspawn.workers.process import RankProcess
 
 logger = logging.getLogger(__name__)
 
@@ -54,9 +56,8 @@ class WorkerGroup:
         self.supervisor: weakref.ref[object] | None = None
         self._oom_before = read_counts()
         self.workers = list(workers)
-        self.processes = [worker.process for worker in workers]
         # Sentinel to position; shrinks as workers end.
-        self.sentinels = {worker.process.sentinel: at for at, worker in enumerate(workers)}
+        self.sentinels = {worker.popen.sentinel: at for at, worker in enumerate(workers)}
         # Position to outcome; grows as they end, or report a failure.
         self.outcomes: dict[int, Outcome] = {}
         self._has_failed = False  # one of them is a failure
@@ -84,6 +85,11 @@ class WorkerGroup:
         return self._selector.fileno()
 
     @property
+    def processes(self) -> list[RankProcess]:
+        """The workers as multiprocessing has them; none of programs."""
+        return [one.process for one in self.workers if isinstance(one, FunctionWorker)]
+
+    @property
     def all_ended(self) -> bool:
         """No worker runs any more."""
         return not self.sentinels
@@ -103,8 +109,7 @@ class WorkerGroup:
     def reports_are_complete(self) -> bool:
         """No rank that failed is still writing its report."""
         failed = [at for at in self.sentinels.values() if at in self.outcomes]
-        headers = [read_header(self.workers[at].outcome.fileno()) for at in failed]
-        return all(one.is_complete or one.kind != RAISED for one in headers)
+        return not any(self.workers[at].is_writing for at in failed)
 
     def wait(self, condition: Callable[[], bool], deadline: float | None) -> bool:
         """Block until the condition holds or the (monotonic) deadline passes; say which.
@@ -126,18 +131,32 @@ class WorkerGroup:
                     continue
             self._select(left)
 
-    def collect(self) -> None:
-        """Take note of what happened, without waiting."""
+    def collect(self, *, was_waiting: bool = False) -> None:
+        """Take note of what happened, without waiting.
+
+        Args:
+            was_waiting: The caller blocked on :meth:`fileno` until now, so that whatever ended
+                did so just now.
+        """
         with self._changed:
             free = not self.closed and self._may_select()
         if free:
+            if was_waiting:
+                self._looked_ns = time.monotonic_ns()
             self._select(0)
 
-    def stop(self, grace: float, *, interrupted: bool = False) -> None:
+    def stop(
+        self, grace: float, *, interrupted: bool = False, only_marked: str | None = None
+    ) -> None:
         """End every worker that still runs, and what the workers started; see ``teardown``.
 
         After a success there is nothing to stop: what such workers started is left alone. An
         exception (a second Ctrl-C) during the grace period cuts it short.
+
+        Args:
+            grace: Seconds until SIGKILL.
+            interrupted: This process got SIGINT.
+            only_marked: Of what the workers started, only those with this mark are killed.
         """
         with self._stopping:
             self.collect()
@@ -145,7 +164,8 @@ class WorkerGroup:
                 return
             if self._stopped_ns is None:
                 self._stopped_ns = self._looked_ns = time.monotonic_ns()
-            stop_workers(self, grace, interrupted=interrupted)
+            mark = self.mark if only_marked is None else only_marked
+            stop_workers(self, grace, mark, interrupted=interrupted)
 
     def close(self) -> None:
         """Let go of what running workers needed; what they left stays readable."""
@@ -163,8 +183,8 @@ class WorkerGroup:
 
     def _close_descriptors(self) -> None:
         self._selector.close()
-        for process in self.processes:
-            process.popen.close()
+        for worker in self.workers:
+            worker.popen.close()
         while self._resources:
             self._resources.pop().close()
 
@@ -217,7 +237,7 @@ class WorkerGroup:
             if at is not None:
                 self._selector.unregister(fd)
                 del self.sentinels[fd]
-                self._judge(at, self._reap(at), now)
+                self._judge(at, self.workers[at].reap(), now)
                 self._take_remains(at)
         # A rank that only reported so far may have failed before one that already ended.
         if self._failure_event.fileno() in ready:
@@ -226,20 +246,12 @@ class WorkerGroup:
 
     def _note_reports(self, now: int) -> None:
         for at in self.sentinels.values():
-            header = read_header(self.workers[at].outcome.fileno())
-            if at not in self.outcomes and header.is_failure:
+            if at not in self.outcomes and self.workers[at].header().is_failure:
                 self._judge(at, None, now)
 
-    def _reap(self, at: int) -> int | None:
-        process = self.processes[at]
-        process.join()
-        # Without a status, the worker's report is all there is.
-        return None if process.popen.status_lost else process.exitcode
-
     def _take_remains(self, at: int) -> None:
-        outcome = self.workers[at].outcome
-        self.remains[at] = take_remains(outcome.fileno())
-        outcome.close()
+        self.remains[at] = self.workers[at].take_remains()
+        self.workers[at].close()
 
     @contextmanager
     def open_reports(self) -> Iterator[dict[int, int]]:
@@ -251,7 +263,9 @@ class WorkerGroup:
         try:
             with self._changed:
                 for at in self.sentinels.values():
-                    copies[at] = os.dup(self.workers[at].outcome.fileno())
+                    worker = self.workers[at]
+                    if isinstance(worker, FunctionWorker):
+                        copies[at] = os.dup(worker.report.fileno())
             yield copies
         finally:
             for fd in copies.values():
@@ -259,18 +273,14 @@ class WorkerGroup:
 
     def remains_of(self, at: int) -> Remains:
         """What a rank left; also of one that reported, but could not be reaped."""
-        return self.remains.get(at) or take_remains(self.workers[at].outcome.fileno())
+        return self.remains.get(at) or self.workers[at].take_remains()
 
     def log_of(self, at: int) -> str | None:
         """Where a rank's output is kept, if it is."""
         return self.workers[at].log
 
     def _judge(self, at: int, exit_code: int | None, now: int) -> None:
-        worker = self.workers[at]
-        outcome = classify(
-            worker.rank,
-            worker.process.popen.pid,
-            read_header(worker.outcome.fileno()),
+        outcome = self.workers[at].judge(
             exit_code,
             seen_ns=now,
             stopped_ns=self._stopped_ns,
@@ -280,32 +290,24 @@ class WorkerGroup:
         self._has_failed = self._has_failed or outcome.is_failure
 
 
-def start_group(
-    task: Task,
-    environments: Sequence[Mapping[str, str | None]],
-    settings: StartSettings,
+def assemble(
+    start: Callable[[str, Owned, list[Worker]], None],
     *,
     grace: float,
     resources: Sequence[Closable] = (),
-    first_rank: int = 0,
-    is_restart: bool = False,
 ) -> WorkerGroup:
-    """Start one worker per environment, watched over in case this process dies.
+    """Have workers started, watched over in case this process dies; all of them, or none.
 
     Args:
-        task: What they run.
-        environments: For each rank the changes to this process's environment; None removes.
-        settings: How to start.
+        start: Starts them; it gets the mark that each must carry, an eventfd that a failing
+            one may write to, and a list for those that run.
         grace: Seconds that they get to end, if this process dies.
         resources: What they need while they run; closed with the group.
-        first_rank: The rank of the first one; others follow.
-        is_restart: Then logs go on where they ended.
 
     Raises:
-        TypeError: The task cannot be sent to a worker; nothing was started.
-        OSError: A process could not be started; those before it were killed.
+        Exception: Whatever ``start`` raised; those that it had started were killed.
     """
-    _close_forgotten()
+    close_forgotten()
     mark = new_mark()
     closables: list[Closable] = [*resources]
     workers: list[Worker] = []
@@ -314,17 +316,7 @@ def start_group(
         closables.append(event)
         # Before the first worker, so that there is no moment without it.
         closables.append(Guardian(mark, grace))
-        marked = [{**changes, VARIABLE: variable_value(mark)} for changes in environments]
-        start_workers(
-            task,
-            marked,
-            settings,
-            event,
-            mark,
-            workers,
-            first_rank=first_rank,
-            is_restart=is_restart,
-        )
+        start(mark, event, workers)
         group = WorkerGroup(workers, mark, event, closables)
         _running.add(group)
     except BaseException:
@@ -347,11 +339,7 @@ def report_unseen_failures() -> None:
         group.close()
 
 
-# Priorities below 0 come after the wait for the workers.
-util.Finalize(None, report_unseen_failures, exitpriority=-10)
-
-
-def _close_forgotten() -> None:
+def close_forgotten() -> None:
     """Let go of groups whose context was dropped, and whose workers have ended since."""
     for group in list(_running):
         if group.supervisor is not None and group.supervisor() is None:

@@ -37,7 +37,8 @@ from rankspawn.workers.interpreter import command
 from rankspawn.workers.marker import make_mark_file
 from rankspawn.workers.orders import Order, StartSettings, Task
 from rankspawn.workers.payload import Inheritance, Payload, write_payload
-from rankspawn.workers.process import RankProcess, WorkerPopen, adopt_child
+from rankspawn.workers.popen import WorkerPopen, adopt_child
+from rankspawn.workers.process import RankProcess
 from rankspawn.workers.report import Report
 
 # Of threads, for every single fork; ours was given.

@@ -8,7 +8,8 @@ from rankspawn.descriptors import Owned
 
 # Enough to see what a rank did before it failed; the file has the rest.
 TAIL_LINES = 20
-_TAIL_BYTES = 16 * 1024
+# Far more than a line has, as a rule; of longer ones fewer are shown.
+_BYTES_PER_LINE = 800
 
 
 def log_path(folder: str, rank: int) -> str:
@@ -28,13 +29,19 @@ def open_log(path: str, *, keep: bool) -> Owned:
     return Owned(os.open(path, flags if keep else flags | os.O_TRUNC, 0o644))
 
 
-def read_tail(path: str) -> list[str]:
-    """The last lines; none if the file is empty or gone."""
+def read_tail(path: str, *, start: int = 0, lines: int = TAIL_LINES) -> list[str]:
+    """The last lines; none if the file is empty or gone.
+
+    Args:
+        path: Of the log.
+        start: Where it began this time; what is before it belongs to others.
+        lines: At most so many.
+    """
     try:
         with open(path, "rb") as log:
             end = log.seek(0, os.SEEK_END)
-            log.seek(max(0, end - _TAIL_BYTES))
+            log.seek(max(start if start <= end else 0, end - lines * _BYTES_PER_LINE))
             text = log.read().decode("utf-8", "replace")
     except OSError:
         return []
-    return text.splitlines()[-TAIL_LINES:]
+    return text.splitlines()[-lines:]

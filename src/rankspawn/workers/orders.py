@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rankspawn.descriptors import Owned
+from rankspawn.workers.environment import whole_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,4 @@ class Order:
 
     def environment(self) -> dict[str, str]:
         """All of its environment."""
-        # What a killed worker printed last is what its log is read for.
-        unbuffered = {"PYTHONUNBUFFERED": "1"} if self.log else {}
-        merged = {**unbuffered, **os.environ, **self.changes}
-        return {name: value for name, value in merged.items() if value is not None}
+        return whole_environment(self.changes, has_log=self.log is not None)

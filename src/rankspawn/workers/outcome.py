@@ -7,15 +7,16 @@
 from __future__ import annotations
 
 import os
-import pickle
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
-from rankspawn.workers.exceptions import unpack
 from rankspawn.workers.parcel import WORD, open_parcel, unpack_words
-from rankspawn.workers.process import STATUS_LOST
+from rankspawn.workers.popen import STATUS_LOST
 from rankspawn.workers.report import EXITED, HEADER_WORDS, IN_FUNCTION, RAISED, RETURNED
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from typing import Any
 
 
 class End(Enum):
@@ -68,6 +69,10 @@ class Outcome:
         return self.end not in (End.RETURNED, End.STOPPED)
 
 
+# Of a program, and of a worker that wrote nothing yet.
+NO_REPORT = Header(0, 0, 0, 0, 0, 0, 0, 0)
+
+
 def read_header(fd: int) -> Header:
     """The report so far."""
     words = unpack_words(os.pread(fd, HEADER_WORDS * WORD, 0))
@@ -117,6 +122,24 @@ def classify(
     return Outcome(rank, pid, end, code, when, reached, returned, evidence)
 
 
+def classify_program(
+    rank: int,
+    pid: int,
+    exit_code: int | None,
+    *,
+    seen_ns: int,
+    stopped_ns: int | None,
+    evidence: str | None = None,
+) -> Outcome:
+    """Decide how a program ended, which its exit code alone says; see :func:`classify`."""
+    code = STATUS_LOST if exit_code is None else exit_code
+    if stopped_ns is not None and seen_ns >= stopped_ns:
+        end = End.STOPPED
+    else:
+        end = End.RETURNED if code == 0 else End.DIED
+    return Outcome(rank, pid, end, code, seen_ns, reached_function=True, evidence=evidence)
+
+
 @dataclass(frozen=True, slots=True)
 class Remains:
     """What a worker left in its file, taken out of it so that the file can be closed.
@@ -133,13 +156,20 @@ class Remains:
 
     def exception(self) -> BaseException:
         """The exception, or the nearest thing to it."""
+        from rankspawn.workers.exceptions import unpack
+
         return unpack(self._load())
 
     def _load(self) -> Any:
         if self.pickled is None:
             return None
+        import pickle  # programs leave nothing to unpickle
+
         stream, buffers = self.pickled
         return pickle.loads(stream, buffers=buffers)
+
+
+NO_REMAINS = Remains("", None)
 
 
 def take_remains(fd: int) -> Remains:

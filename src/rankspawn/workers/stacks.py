@@ -34,9 +34,11 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
             stacks[worker.rank] = NO_ANSWER
             if read_header(fd).stage >= STARTED:
                 asked[worker.rank] = (fd, _size(fd))
-                worker.process.popen.send_signal(STACKS_SIGNAL)
-        running = [group.workers[at].process for at in files]
-        _wait_until_written(asked, lambda: {one.rank for one in running if one.is_alive()})
+                worker.popen.send_signal(STACKS_SIGNAL)
+        asked_workers = [group.workers[at] for at in files]
+        _wait_until_written(
+            asked, lambda: {one.rank for one in asked_workers if one.popen.poll() is None}
+        )
         for rank, (fd, start) in asked.items():
             text = os.pread(fd, _size(fd) - start, start).decode("utf-8", "replace")
             stacks[rank] = text or NO_ANSWER

@@ -7,28 +7,71 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
+from multiprocessing import util
 
 from rankspawn.descriptors import Owned, anonymous_file
 from rankspawn.warned import warn_caller
+from rankspawn.workers.group import WorkerGroup, assemble, report_unseen_failures
 from rankspawn.workers.launchers import LAUNCHERS, Launcher
 from rankspawn.workers.limits import explain_start_failure
 from rankspawn.workers.logs import log_path, open_log
+from rankspawn.workers.marker import VARIABLE, variable_value
 from rankspawn.workers.orders import Order, StartSettings, Task
 from rankspawn.workers.process import RankProcess
+from rankspawn.workers.worker import FunctionWorker, Worker
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.descriptors import Closable
 
 _warned_about_threads: list[bool] = []
 
 
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """A started rank, and the file in which it reports."""
+# Priorities below 0 come after the wait for the workers.
+util.Finalize(None, report_unseen_failures, exitpriority=-10)
 
-    rank: int
-    process: RankProcess
-    outcome: Owned
-    log: str | None
+
+def start_group(
+    task: Task,
+    environments: Sequence[Mapping[str, str | None]],
+    settings: StartSettings,
+    *,
+    grace: float,
+    resources: Sequence[Closable] = (),
+    first_rank: int = 0,
+    is_restart: bool = False,
+) -> WorkerGroup:
+    """Start one worker per environment, watched over in case this process dies.
+
+    Args:
+        task: What they run.
+        environments: For each rank the changes to this process's environment; None removes.
+        settings: How to start.
+        grace: Seconds that they get to end, if this process dies.
+        resources: What they need while they run; closed with the group.
+        first_rank: The rank of the first one; others follow.
+        is_restart: Then logs go on where they ended.
+
+    Raises:
+        TypeError: The task cannot be sent to a worker; nothing was started.
+        OSError: A process could not be started; those before it were killed.
+    """
+
+    def start(mark: str, failure_event: Owned, started: list[Worker]) -> None:
+        marked = [{**changes, VARIABLE: variable_value(mark)} for changes in environments]
+        start_workers(
+            task,
+            marked,
+            settings,
+            failure_event,
+            mark,
+            started,
+            first_rank=first_rank,
+            is_restart=is_restart,
+        )
+
+    return assemble(start, grace=grace, resources=resources)
 
 
 def start_workers(
@@ -70,7 +113,9 @@ def start_workers(
             order = Order(rank, index, changes, outcome, log)
             process = RankProcess(rank, partial(launcher.launch, order=order), settings.daemon)
             process.start()
-            started.append(Worker(rank, process, outcome, path))
+            started.append(
+                FunctionWorker(rank, f"rank {rank}", process.popen, path, process, outcome)
+            )
             if log is not None:
                 log.close()
     except OSError as error:
@@ -80,16 +125,6 @@ def start_workers(
     finally:
         if launcher is not None:
             launcher.close()
-
-
-def kill_started(started: Sequence[Worker]) -> None:
-    """End the workers of a start that failed half-way."""
-    for worker in started:
-        worker.process.popen.kill()
-    for worker in started:
-        worker.process.popen.wait()
-        worker.process.popen.close()
-        worker.outcome.close()
 
 
 def warn_about_threads(settings: StartSettings) -> None:

@@ -11,13 +11,13 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from rankspawn.workers.marker import GONE_SECONDS, kill_marked
 
+TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.workers.group import WorkerGroup
-    from rankspawn.workers.start import Worker
+    from rankspawn.workers.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -26,12 +26,13 @@ logger = logging.getLogger(__name__)
 LEAVE_SECONDS = 1.0
 
 
-def stop_workers(group: WorkerGroup, grace: float, *, interrupted: bool = False) -> None:
+def stop_workers(group: WorkerGroup, grace: float, mark: str, *, interrupted: bool = False) -> None:
     """End all workers of the group, the stubborn ones by force, and what they started.
 
     Args:
         group: Whose workers.
         grace: Seconds until SIGKILL.
+        mark: Whoever carries it is killed in the end.
         interrupted: This process got SIGINT, and the workers too if the terminal sent it; then
             they are given half of the time to act on that before SIGTERM, which ends those
             without a handler at once. Who sent it cannot be known, so they get that time also
@@ -52,7 +53,7 @@ def stop_workers(group: WorkerGroup, grace: float, *, interrupted: bool = False)
         _terminate(one for one in _running(group) if one in leaving)
         group.wait(lambda: group.all_ended, deadline)
     finally:
-        _kill(group)
+        kill_now(group, mark)
 
 
 def _is_in_foreground() -> bool:
@@ -71,22 +72,23 @@ def _is_in_foreground() -> bool:
 
 def _terminate(workers: Iterable[Worker]) -> None:
     for worker in workers:
-        worker.process.popen.terminate()
+        worker.popen.terminate()
         # A stopped process acts on SIGTERM only when it goes on.
-        worker.process.popen.send_signal(signal.SIGCONT)
+        worker.popen.send_signal(signal.SIGCONT)
 
 
-def _kill(group: WorkerGroup) -> None:
+def kill_now(group: WorkerGroup, mark: str) -> None:
+    """The last step alone: SIGKILL to the workers that run and to all with the mark; reap."""
     for worker in _running(group):
         logger.warning(
-            "rank %d (pid %d) did not end after SIGTERM; now SIGKILL",
-            worker.rank,
-            worker.process.popen.pid,
+            "%s (pid %d) did not end after SIGTERM; now SIGKILL",
+            worker.name,
+            worker.popen.pid,
         )
-        worker.process.popen.kill()
-    kill_marked(group.mark)
+        worker.popen.kill()
+    kill_marked(mark)
     if not group.wait(lambda: group.all_ended, time.monotonic() + GONE_SECONDS):
-        left = [f"rank {one.rank} (pid {one.process.popen.pid})" for one in _running(group)]
+        left = [f"{one.name} (pid {one.popen.pid})" for one in _running(group)]
         logger.error("%s cannot be reaped %.0f s after SIGKILL", ", ".join(left), GONE_SECONDS)
 
 

@@ -1,0 +1,193 @@
+"""The programs of one node: started, shown, waited for, stopped.
+
+A pod is a ``workers`` group like that of ``spawn``, with the same guardian, mark and teardown.
+What it adds is roles: a job is done when its trainers are, and whoever only serves them is
+stopped then.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+
+from rankspawn.launch.programs import HETER, SERVER, TRAINER, ProgramSpec
+from rankspawn.workers.execution import Program, start_programs
+from rankspawn.workers.limits import make_room_for_descriptors
+from rankspawn.workers.marker import new_mark
+from rankspawn.workers.teardown import kill_now
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankspawn.descriptors import Closable
+    from rankspawn.workers.follow import LogFollower
+    from rankspawn.workers.outcome import Outcome
+
+__all__ = ["Ending", "Pod", "name_of"]
+
+_NAMES = {TRAINER: "rank", SERVER: "server", HETER: "heter worker"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one program ended, or that it did not yet.
+
+    Attributes:
+        name: What people call it: ``rank 3``, ``server 0``.
+        spec: The program.
+        outcome: How it ended; None while it runs, or if it cannot be reaped.
+        seconds: How long it ran.
+        log: The path of its log.
+        log_start: Where in it this run begins.
+    """
+
+    name: str
+    spec: ProgramSpec
+    outcome: Outcome | None
+    seconds: float
+    log: str
+    log_start: int
+
+
+class Pod:
+    """The running programs of this node.
+
+    Args:
+        specs: What to start.
+        log_dir: The folder of their logs.
+        keep_logs: Logs go on where they ended; otherwise they are emptied first.
+        grace: Seconds between SIGTERM and SIGKILL.
+        follower: Shows the logs of those that belong on the terminal.
+        resources: What the programs need while they run; closed with the pod.
+
+    Raises:
+        OSError: One of them could not be started; none is left.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ProgramSpec],
+        *,
+        log_dir: str,
+        keep_logs: bool,
+        grace: float,
+        follower: LogFollower,
+        resources: Sequence[Closable] = (),
+    ) -> None:
+        self.specs = list(specs)
+        self._grace = grace
+        self._follower = follower
+        self._logs = [os.path.join(log_dir, spec.log_name) for spec in specs]
+        self._log_starts = [_size(path) if keep_logs else 0 for path in self._logs]
+        # Those who serve the trainers can be stopped without what the trainers left running.
+        self._helpers_mark = new_mark()
+        self._trainers = {at for at, spec in enumerate(specs) if spec.role == TRAINER}
+        # For each program a port, a sentinel and a log while it is being started.
+        make_room_for_descriptors(3 * len(self.specs))
+        self._started = time.monotonic_ns()
+        self._group = start_programs(
+            [self._program(at) for at in range(len(self.specs))],
+            grace=grace,
+            keep_logs=keep_logs,
+            resources=resources,
+        )
+        try:
+            shown = [at for at, spec in enumerate(self.specs) if spec.on_terminal]
+            follower.follow({self._logs[at]: self._log_starts[at] for at in shown})
+        except BaseException:
+            self.stop()
+            self.close()
+            raise
+
+    def _program(self, at: int) -> Program:
+        spec = self.specs[at]
+        return Program(
+            spec.rank,
+            name_of(spec),
+            spec.command,
+            spec.env,
+            self._logs[at],
+            # A debugger in the process whose output is shown can be talked to.
+            reads_input=spec.on_terminal and spec.role == TRAINER,
+            second_mark=None if at in self._trainers else self._helpers_mark,
+        )
+
+    def fileno(self) -> int:
+        """Readable when :meth:`collect` has something to do."""
+        return self._group.fileno()
+
+    def collect(self) -> None:
+        """Take note of what ended; to be called by whoever was waiting for that."""
+        self._group.collect(was_waiting=True)
+
+    @property
+    def is_done(self) -> bool:
+        """All trainers ended; on a node without any, all programs."""
+        running = set(self._group.sentinels.values())
+        return not running & self._trainers if self._trainers else not running
+
+    @property
+    def failures(self) -> list[Ending]:
+        """Those that failed by themselves, first one first."""
+        return [self._ending(at) for at, _ in self._group.failures]
+
+    @property
+    def endings(self) -> list[Ending]:
+        """How each one ended, in the order in which they were given."""
+        return [self._ending(at) for at in range(len(self.specs))]
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to all that run."""
+        for at in self._group.sentinels.values():
+            self._group.workers[at].popen.send_signal(number)
+
+    def stop(self, *, interrupted: bool = False) -> None:
+        """End what still runs, and what it started.
+
+        An exception cuts the grace period short; :meth:`kill` then makes sure.
+        """
+        self._group.stop(self._grace, interrupted=interrupted)
+
+    def stop_helpers(self) -> None:
+        """After the trainers succeeded: end who served them, and leave alone what they left."""
+        self._group.stop(self._grace, only_marked=self._helpers_mark)
+
+    def kill(self) -> None:
+        """End at once what :meth:`stop` or :meth:`stop_helpers` was to end.
+
+        Also after one of them was interrupted anywhere, even between two kills.
+        """
+        is_success = self.is_done and not self._group.failures
+        kill_now(self._group, self._helpers_mark if is_success else self._group.mark)
+
+    def close(self) -> None:
+        """Let go of ports, guardian and descriptors; a second call does nothing."""
+        # Before anybody else writes to the same files.
+        self._follower.follow({})
+        self._group.close()
+
+    def _ending(self, at: int) -> Ending:
+        outcome = self._group.outcomes.get(at)
+        ended = time.monotonic_ns() if outcome is None else outcome.when_ns
+        return Ending(
+            name_of(self.specs[at]),
+            self.specs[at],
+            outcome,
+            max(0, ended - self._started) / 1e9,
+            self._logs[at],
+            self._log_starts[at],
+        )
+
+
+def name_of(spec: ProgramSpec) -> str:
+    """What people call a program."""
+    return f"{_NAMES.get(spec.role, spec.role)} {spec.rank}"
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0

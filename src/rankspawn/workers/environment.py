@@ -1,0 +1,17 @@
+"""The environment that a worker is executed with."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def whole_environment(changes: Mapping[str, str | None], *, has_log: bool) -> dict[str, str]:
+    """This process's environment with the changes; None removes a variable."""
+    # What a killed worker printed last is what its log is read for.
+    unbuffered = {"PYTHONUNBUFFERED": "1"} if has_log else {}
+    merged = {**unbuffered, **os.environ, **changes}
+    return {name: value for name, value in merged.items() if value is not None}

@@ -1,0 +1,126 @@
+"""Starting programs as the workers of a group: executed, with a log each, and no report.
+
+The same guardian, mark, teardown and evidence as for functions; what became of a program is its
+exit code.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass, field
+
+from rankspawn.workers.environment import whole_environment
+from rankspawn.workers.group import WorkerGroup, assemble
+from rankspawn.workers.limits import explain_start_failure
+from rankspawn.workers.logs import open_log
+from rankspawn.workers.marker import VARIABLE, variable_value
+from rankspawn.workers.popen import adopt_child
+from rankspawn.workers.worker import Worker
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rankspawn.descriptors import Closable, Owned
+    from rankspawn.workers.popen import WorkerPopen
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One program to execute.
+
+    Attributes:
+        rank: Its rank.
+        name: What messages call it.
+        command: What is executed; the first word is looked up as a shell does.
+        changes: Changes against this process's environment; None removes a variable.
+        log: The path of the file that gets its output.
+        reads_input: It has this process's standard input; others have none.
+        second_mark: A mark to carry beside the group's, to be stopped apart from others.
+    """
+
+    rank: int
+    name: str
+    command: tuple[str, ...]
+    changes: Mapping[str, str | None] = field(repr=False)
+    log: str
+    reads_input: bool = False
+    second_mark: str | None = None
+
+
+def start_programs(
+    programs: Sequence[Program],
+    *,
+    grace: float,
+    keep_logs: bool,
+    resources: Sequence[Closable] = (),
+) -> WorkerGroup:
+    """Start the programs, watched over in case this process dies.
+
+    Args:
+        programs: What to execute.
+        grace: Seconds that they get to end, if this process dies.
+        keep_logs: Logs go on where they ended.
+        resources: What they need while they run; closed with the group.
+
+    Raises:
+        OSError: One of them could not be started; those before it were killed.
+    """
+
+    def start(mark: str, _: Owned, started: list[Worker]) -> None:
+        for program in programs:
+            marks = variable_value(mark)
+            if program.second_mark is not None:
+                marks += f"/{program.second_mark}"
+            environ = whole_environment({**program.changes, VARIABLE: marks}, has_log=True)
+            try:
+                popen = _execute(program, environ, keep_log=keep_logs)
+            except OSError as error:
+                story = explain_start_failure(error, environ, len(started), len(programs))
+                error.add_note(story)
+                raise
+            started.append(Worker(program.rank, program.name, popen, program.log))
+
+    return assemble(start, grace=grace, resources=resources)
+
+
+def _execute(program: Program, environ: Mapping[str, str], *, keep_log: bool) -> WorkerPopen:
+    log = open_log(program.log, keep=keep_log)
+    try:
+        child = subprocess.Popen(
+            program.command,
+            env=environ,
+            stdin=None if program.reads_input else subprocess.DEVNULL,
+            stdout=log.fileno(),
+            stderr=log.fileno(),
+            # Ours are close-on-exec. That they stay open until then matters: the guardian takes
+            # a closed lifeline for our death, and by then the mark is there to be found.
+            close_fds=False,
+        )
+    finally:
+        log.close()
+    # It is reaped through WorkerPopen; this keeps subprocess from waiting for it as well.
+    child.returncode = 0
+    return adopt_child(child.pid)
+
+
+def check_program(command: Sequence[str]) -> None:
+    """Make sure that a command can be executed, as far as that can be seen before.
+
+    Raises:
+        FileNotFoundError: There is no such program.
+        PermissionError: It may not be executed.
+    """
+    name = command[0]
+    if os.sep in name:
+        candidates = [name]
+    else:
+        folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        candidates = [os.path.join(folder or ".", name) for folder in folders]
+    files = [path for path in candidates if os.path.isfile(path)]
+    if not files:
+        where = "there is no such file" if os.sep in name else "it is not on PATH"
+        raise FileNotFoundError(f"{name} cannot be executed: {where}")
+    if not any(os.access(path, os.X_OK) for path in files):
+        raise PermissionError(f"{files[0]} cannot be executed: it is not marked so (chmod +x)")

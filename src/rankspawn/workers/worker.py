@@ -1,0 +1,146 @@
+"""One started worker: what it is called, and how its end is judged.
+
+A worker that runs a function reports in a file before it ends. A program that is executed has
+its exit code, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankspawn.workers.outcome import (
+    NO_REMAINS,
+    NO_REPORT,
+    Header,
+    Outcome,
+    Remains,
+    classify,
+    classify_program,
+    read_header,
+    take_remains,
+)
+from rankspawn.workers.popen import WorkerPopen
+from rankspawn.workers.report import RAISED
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankspawn.descriptors import Owned
+    from rankspawn.workers.process import RankProcess
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """A started process of a group, without a report: a program.
+
+    Attributes:
+        rank: Its rank, within its role if there are several.
+        name: What messages call it.
+        popen: The process.
+        log: The path of its log, if it has one.
+    """
+
+    rank: int
+    name: str
+    popen: WorkerPopen
+    log: str | None
+
+    def header(self) -> Header:
+        """Its report so far; empty if it writes none."""
+        return NO_REPORT
+
+    @property
+    def is_writing(self) -> bool:
+        """It is in the middle of its report on a failure."""
+        header = self.header()
+        return header.kind == RAISED and not header.is_complete
+
+    def reap(self) -> int | None:
+        """Its exit code, once it ended; None if somebody else collected that."""
+        code = self.popen.wait()
+        return None if self.popen.status_lost else code
+
+    def judge(
+        self,
+        exit_code: int | None,
+        *,
+        seen_ns: int,
+        stopped_ns: int | None,
+        evidence: str | None,
+    ) -> Outcome:
+        """What became of it; see :func:`rankspawn.workers.outcome.classify`."""
+        return classify_program(
+            self.rank,
+            self.popen.pid,
+            exit_code,
+            seen_ns=seen_ns,
+            stopped_ns=stopped_ns,
+            evidence=evidence,
+        )
+
+    def take_remains(self) -> Remains:
+        """What it left; may be called again as long as it is not closed."""
+        return NO_REMAINS
+
+    def close(self) -> None:
+        """Let go of its report."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionWorker(Worker):
+    """A worker that runs a function.
+
+    Attributes:
+        process: The same process, as multiprocessing has it.
+        report: The file in which it reports.
+    """
+
+    process: RankProcess
+    report: Owned
+
+    def header(self) -> Header:
+        """Its report so far."""
+        return read_header(self.report.fileno())
+
+    def reap(self) -> int | None:
+        """Its exit code; multiprocessing takes it off its list of children."""
+        self.process.join()
+        return None if self.popen.status_lost else self.process.exitcode
+
+    def judge(
+        self,
+        exit_code: int | None,
+        *,
+        seen_ns: int,
+        stopped_ns: int | None,
+        evidence: str | None,
+    ) -> Outcome:
+        """What became of it, by its report and its exit code."""
+        return classify(
+            self.rank,
+            self.popen.pid,
+            self.header(),
+            exit_code,
+            seen_ns=seen_ns,
+            stopped_ns=stopped_ns,
+            evidence=evidence,
+        )
+
+    def take_remains(self) -> Remains:
+        """Its result or its traceback."""
+        return take_remains(self.report.fileno())
+
+    def close(self) -> None:
+        """Let go of its report."""
+        self.report.close()
+
+
+def kill_started(started: Sequence[Worker]) -> None:
+    """End the workers of a start that failed half-way."""
+    for worker in started:
+        worker.popen.kill()
+    for worker in started:
+        worker.popen.wait()
+        worker.popen.close()
+        worker.close()

@@ -1,0 +1,53 @@
+"""docs/launch.md against the program: its flags, its variables, its commands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from rankspawn.launch.flags import FLAGS, IPU_FLAGS
+from tests.launch.running import ROOT, rankrun
+
+PAGE = (ROOT / "docs" / "launch.md").read_text()
+ALL_FLAGS = [flag for group in FLAGS.values() for flag in group]
+
+_SCRIPT = re.search(r"```python\n(.*?)```", PAGE, re.DOTALL)
+_COMMANDS = re.compile(
+    r"<!-- runs -->\n```sh\n(.*?)```\n(?:<!-- shows -->\n```text\n(.*?)```)?", re.DOTALL
+)
+COMMANDS = [
+    (line, shown)
+    for block, shown in _COMMANDS.findall(PAGE)
+    for line in block.replace("\\\n", "").splitlines()
+]
+
+
+def test_the_table_has_every_flag_with_its_variable() -> None:
+    rows = re.findall(r"^\| `--(\w+)` \| `(\w+)` \|", PAGE, re.MULTILINE)
+    expected = [(flag.name, flag.variable) for flag in ALL_FLAGS if not flag.deprecated]
+    assert sorted(rows) == sorted(expected)
+
+
+def test_deprecated_and_ipu_flags_are_named() -> None:
+    for flag in [*IPU_FLAGS, *(flag for flag in ALL_FLAGS if flag.deprecated)]:
+        assert f"`{flag.written}`" in PAGE
+
+
+def test_there_are_commands_to_try() -> None:
+    assert len(COMMANDS) >= 4
+
+
+@pytest.mark.parametrize(("command", "shown"), COMMANDS)
+def test_commands_work(tmp_path: Path, command: str, shown: str) -> None:
+    assert _SCRIPT is not None
+    (tmp_path / "train.py").write_text(_SCRIPT[1])
+    program, *arguments = shlex.split(command)
+    assert program == "rankrun"
+    done = rankrun(tmp_path, *arguments)
+    assert done.code == 0, done.errors
+    if shown:
+        assert done.output == shown
+    assert (tmp_path / "log" / "workerlog.1").exists()
