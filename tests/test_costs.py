@@ -93,7 +93,7 @@ def test_bytes_that_a_rank_without_a_result_writes(
         sizes.append(os.fstat(fd).st_size)
         return take_remains(fd)
 
-    monkeypatch.setattr("rankspawn.workers.group.take_remains", measure_and_take)
+    monkeypatch.setattr("rankspawn.workers.worker.take_remains", measure_and_take)
     run(jobs.do_nothing, nprocs=2)
 
     assert sizes == [HEADER_WORDS * 8 - 8] * 2  # the last word is for failures

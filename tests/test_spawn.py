@@ -128,6 +128,7 @@ def add_rank(array: Any) -> Any:
     return array
 
 
+@pytest.mark.slow
 def test_one_huge_result(start_method: str) -> None:
     size = 1 << 30
     context = rankspawn.spawn(

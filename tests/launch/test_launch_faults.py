@@ -20,6 +20,8 @@ from tests.descendants import Watched
 from tests.jobs import DEADLOCK
 from tests.launch.running import COMMAND, ROOT, environment, rankrun, write_script
 
+pytestmark = pytest.mark.slow
+
 # Each worker tells who it is, and whom it started, in a file; rank 0 prints once all have.
 READY = """
     import json, os, signal, sys, time
