@@ -41,10 +41,11 @@ PADDLE = """
         optimizer.clear_grad()
     total = paddle.to_tensor([float(rank)])
     dist.all_reduce(total)
-    print("RESULT " + json.dumps({
+    # In one write: under torchrun all ranks share the output.
+    os.write(1, b"RESULT %s\\n" % json.dumps({
         "rank": rank, "size": size, "total": total.item(), "loss": float(loss),
         "parameters": [p.numpy().ravel().tolist() for p in model.parameters()],
-    }))
+    }).encode())
 """
 
 TORCH = """
@@ -65,10 +66,11 @@ TORCH = """
         optimizer.step()
     total = torch.tensor([float(rank)])
     dist.all_reduce(total)
-    print("RESULT " + json.dumps({
+    # In one write: under torchrun all ranks share the output.
+    os.write(1, b"RESULT %s\\n" % json.dumps({
         "rank": rank, "size": size, "total": float(total), "loss": float(loss.detach()),
         "parameters": [p.detach().numpy().ravel().tolist() for p in model.parameters()],
-    }))
+    }).encode())
     dist.destroy_process_group()
     # On a loaded machine one of fifty such scripts aborts in the destructors of torch 2.13.0 after
     # all is done, also without any launcher ("terminate called without an active exception").
