@@ -29,6 +29,9 @@ _PREFIX = "rankspawn-job-"
 # How long a killed process may take to go. It is killed already; only the kernel can delay
 # it, e.g. in an uninterruptible read from a network file system.
 GONE_SECONDS = 5.0
+# How often we look again if we found none, but somebody ended meanwhile: it may have been one of
+# ours that had just started another. On a busy machine somebody always ends.
+_LOOKS_IN_VAIN = 4
 # How /proc tells when a process was started.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -122,18 +125,18 @@ def kill_marked(mark: str) -> list[int]:
     """
     found: dict[int, int] = {}
     ended: set[int] = set()
-    deadline = time.monotonic() + GONE_SECONDS
-    is_calm = False
+    in_vain = 0
     try:
-        while not is_calm:
+        while in_vain < _LOOKS_IN_VAIN:
             ended_before = len(ended)
             fresh = [pid for pid in find_marked(mark, ended) if pid not in found]
             for pid in fresh:
                 found[pid] = _open_marked(pid, mark)
                 _send(found[pid], signal.SIGSTOP)
-            # On a busy machine somebody always ends, so this is tried for some time only.
-            seen_all = len(ended) == ended_before or time.monotonic() > deadline
-            is_calm = not fresh and seen_all
+            if fresh:
+                in_vain = 0
+            else:
+                in_vain += 1 if len(ended) > ended_before else _LOOKS_IN_VAIN
         for pidfd in found.values():
             _send(pidfd, signal.SIGKILL)
         _wait_for_ends([pidfd for pidfd in found.values() if pidfd >= 0])
