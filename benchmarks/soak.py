@@ -153,7 +153,7 @@ def _kill_a_parent(rng: random.Random, method: str, nprocs: int) -> tuple[str, s
 
 def _be_the_parent(mark: str, method: str, nprocs: int) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-    group.new_mark = lambda: mark
+    group.new_mark = lambda: mark  # type: ignore[attr-defined]  # not for others to set
     print("starting", flush=True)
     rankspawn.spawn(
         work,

@@ -1,0 +1,79 @@
+"""Workers that wait for each other, whoever started them.
+
+Files in a folder do it, because no two contenders pass the same things to their workers. The
+ones who wait look every few milliseconds; nothing is timed before they have met.
+
+Runs in the worker, and in the program that watches.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+_LOOK_SECONDS = 0.005
+# Everybody has met and is asleep again before the moment that is timed.
+_SETTLE_SECONDS = 0.3
+_READY = "ready-"
+_MOMENT = "moment"
+_GATE = "gate"
+
+
+def arrive(folder: str) -> int:
+    """Take the next free number, and leave this process's id under it."""
+    number = 0
+    while True:
+        try:
+            with open(f"{folder}/{_READY}{number}", "x") as file:
+                file.write(f"{os.getpid()}\n")
+        except FileExistsError:
+            number += 1
+        else:
+            return number
+
+
+def arrived(folder: str) -> list[int]:
+    """The process ids of those who have arrived."""
+    texts = [path.read_text() for path in Path(folder).glob(f"{_READY}*")]
+    return [int(text) for text in texts if text.endswith("\n")]
+
+
+def wait_for_all(folder: str, nprocs: int, alive: object = None) -> list[int]:
+    """Wait until ``nprocs`` have arrived; ``alive`` is a Popen that must not end before."""
+    while len(pids := arrived(folder)) < nprocs:
+        poll = getattr(alive, "poll", None)
+        if poll is not None and poll() is not None:
+            raise RuntimeError("the program ended before its workers were ready")
+        time.sleep(_LOOK_SECONDS)
+    return pids
+
+
+def meet(folder: str, nprocs: int) -> float:
+    """Return in all workers at the same moment, and that moment (monotonic seconds)."""
+    moment = Path(folder, _MOMENT)
+    if arrive(folder) == 0:
+        wait_for_all(folder, nprocs)
+        # Written under another name first: the others must not read half of it.
+        draft = moment.with_suffix(".draft")
+        draft.write_text(repr(time.monotonic() + _SETTLE_SECONDS))
+        draft.rename(moment)
+    while not moment.exists():
+        time.sleep(_LOOK_SECONDS)
+    when = float(moment.read_text())
+    time.sleep(max(0.0, when - time.monotonic()))
+    return when
+
+
+def make_gate(folder: str) -> int:
+    """Make what :func:`arrive_and_wait` waits at; whoever closes the descriptor opens it."""
+    os.mkfifo(f"{folder}/{_GATE}")
+    # For both directions, because a writer alone would have to wait for the first reader.
+    return os.open(f"{folder}/{_GATE}", os.O_RDWR)
+
+
+def arrive_and_wait(folder: str) -> None:
+    """Block, without ever waking up, until the gate is opened."""
+    with open(f"{folder}/{_GATE}", "rb") as gate:
+        arrive(folder)
+        gate.read()

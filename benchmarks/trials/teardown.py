@@ -1,0 +1,63 @@
+"""From the failure of one worker to the exception in the parent, with all others gone.
+
+``bare`` contenders show what the system itself needs: as many sleeping processes get SIGTERM
+and are reaped, from the first signal to the last status.
+"""
+
+
+def fail_or_sleep(*args) -> None:  # type: ignore[no-untyped-def]
+    """Runs in the worker."""
+    import time
+
+    from benchmarks.trials import meeting
+
+    folder, nprocs = args[-2:]
+    if meeting.arrive(folder) == 0:
+        meeting.wait_for_all(folder, nprocs)
+        time.sleep(0.5)  # the others fall asleep
+        with open(f"{folder}/failed", "w") as file:
+            file.write(repr(time.monotonic()))
+        raise ValueError("on purpose")
+    time.sleep(1000)
+
+
+if __name__ == "__main__":
+    import tempfile
+    import time
+    from collections.abc import Mapping
+    from pathlib import Path
+    from typing import Any
+
+    from benchmarks.trials import bare, frame, meeting
+    from benchmarks.trials.contenders import Launch, launcher
+    from benchmarks.trials.stopwatch import best_of
+    from benchmarks.trials.watching import is_running
+
+    def measure(trial: Mapping[str, Any]) -> dict[str, float]:
+        """Besides the seconds: how many workers were left at that moment, at worst."""
+        nprocs, name, left = trial["nprocs"], trial["contender"], [0]
+        launch = None if name in bare.STARTERS else launcher(name)
+
+        def once() -> float:
+            with tempfile.TemporaryDirectory() as folder:
+                if launch is None:
+                    return bare.terminate_and_reap(bare.STARTERS[name], nprocs, folder)
+                seconds = until_raised(launch, nprocs, folder)
+                left.append(sum(is_running(pid) for pid in meeting.arrived(folder)))
+                return seconds
+
+        figures = best_of(trial["tries"], once)
+        return {**figures, "left": float(max(left))}
+
+    def until_raised(launch: Launch, nprocs: int, folder: str) -> float:
+        """From the failure to the exception."""
+        try:
+            launch(fail_or_sleep, (folder, nprocs), nprocs)
+        except Exception:
+            raised = time.monotonic()
+            if not Path(folder, "failed").exists():
+                raise  # not the failure that was meant
+            return raised - float(Path(folder, "failed").read_text())
+        raise RuntimeError("the failure was not noticed")
+
+    frame.run(measure)
