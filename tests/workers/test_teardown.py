@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -161,6 +162,32 @@ def test_what_a_vanishing_process_started_is_looked_for_again(
     monkeypatch.undo()
 
     assert killed == [child.pid]
+    assert child.wait(DEADLOCK) == -signal.SIGKILL
+
+
+def test_a_process_that_becomes_another_program_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """For a moment it has neither its old mappings nor its new environment."""
+    mark = marker.new_mark()
+    child = subprocess.Popen(["sleep", "1000"], env={**os.environ, marker.VARIABLE: mark})
+    looks: list[str] = []
+
+    def read(path: str) -> bytes:
+        data = Path(path).read_bytes()
+        if len(looks) > 5 or f"/{child.pid}/" not in path:
+            return data
+        looks.append(path)
+        if not path.endswith("stat"):
+            return b""
+        fields = data.split()
+        fields[50] = b"0"  # where its environment ends
+        return b" ".join(fields)
+
+    monkeypatch.setattr(marker, "_read", read)
+
+    assert marker.kill_marked(mark) == [child.pid]
+    assert len(looks) > 5
     assert child.wait(DEADLOCK) == -signal.SIGKILL
 
 

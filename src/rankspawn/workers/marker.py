@@ -20,6 +20,7 @@ import select
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from rankspawn.descriptors import anonymous_file
 from rankspawn.workers.inherited import MARK_SIZE
@@ -32,6 +33,11 @@ GONE_SECONDS = 5.0
 # How often we look again if we found none, but somebody ended meanwhile: it may have been one of
 # ours that had just started another. On a busy machine somebody always ends.
 _LOOKS_IN_VAIN = 4
+# About what it takes to become another program.
+_EXECUTION_SECONDS = 0.001
+# Places in /proc/<pid>/stat, counted from the state on, and a flag in it.
+_STATE, _FLAGS, _START, _END_OF_ENVIRONMENT = 0, 6, 19, 48
+_IS_KERNEL_THREAD = 0x200000
 # How /proc tells when a process was started.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -65,39 +71,57 @@ def make_mark_file(mark: str) -> int:
     return fd
 
 
-def find_marked(mark: str, ended: set[int] | None = None) -> Iterator[int]:
+@dataclass
+class Doubts:
+    """Why one look at all processes may have missed some that carry a mark.
+
+    Attributes:
+        ended: Those that ended while they were looked at. If one was of the job, what it started
+            last may not have been listed yet.
+        executing: One was just becoming another program. In that moment it has neither its old
+            mappings nor its new environment.
+    """
+
+    ended: set[int] = field(default_factory=set)
+    executing: bool = False
+
+
+def find_marked(mark: str, doubts: Doubts | None = None) -> Iterator[int]:
     """The ids of all processes that carry the mark, this one excepted.
 
     Processes that are older than the mark are passed over: looking closer at every process of
     the machine would take longer than all else that a teardown does.
-
-    Args:
-        mark: Which one.
-        ended: Gets the ids of those that ended while, or shortly before, they were looked at. If
-            one of them was of this job, what it started last may have been missed.
     """
     made = _time_of(mark)
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        if _when_started(name) < made:
+        if not name.isdigit() or int(name) == os.getpid() or _when_started(name) < made:
             continue
         if is_marked(int(name), mark):
             yield int(name)
-        elif ended is not None and _has_ended(name):
-            ended.add(int(name))
+        elif doubts is not None:
+            _look_closer(name, doubts)
+
+
+def _look_closer(pid: str, doubts: Doubts) -> None:
+    """Note it if nothing can be said of a process that seems to carry no mark."""
+    try:
+        if _read(f"/proc/{pid}/environ"):
+            return
+    except PermissionError:  # somebody else's
+        return
+    except OSError:
+        pass
+    fields = _read_stat(pid)
+    if not fields or fields[_STATE] in (b"Z", b"X"):
+        doubts.ended.add(int(pid))
+    elif not int(fields[_FLAGS]) & _IS_KERNEL_THREAD and fields[_END_OF_ENVIRONMENT] == b"0":
+        doubts.executing = True
 
 
 def _when_started(pid: str) -> float:
     """In ticks since boot; unknown, and so as late as can be, of one that is gone."""
     fields = _read_stat(pid)
-    return int(fields[19]) if fields else math.inf
-
-
-def _has_ended(pid: str) -> bool:
-    """It is gone, or a zombie, whose environment and mappings are gone."""
-    fields = _read_stat(pid)
-    return not fields or fields[0] in (b"Z", b"X")
+    return int(fields[_START]) if fields else math.inf
 
 
 def _read_stat(pid: str) -> list[bytes]:
@@ -124,19 +148,22 @@ def kill_marked(mark: str) -> list[int]:
     All are stopped before the first is killed, so that none can fork while we look.
     """
     found: dict[int, int] = {}
-    ended: set[int] = set()
+    doubts = Doubts()
+    deadline = time.monotonic() + GONE_SECONDS
     in_vain = 0
     try:
         while in_vain < _LOOKS_IN_VAIN:
-            ended_before = len(ended)
-            fresh = [pid for pid in find_marked(mark, ended) if pid not in found]
+            ended_before, doubts.executing = len(doubts.ended), False
+            fresh = [pid for pid in find_marked(mark, doubts) if pid not in found]
             for pid in fresh:
                 found[pid] = _open_marked(pid, mark)
                 _send(found[pid], signal.SIGSTOP)
             if fresh:
                 in_vain = 0
+            elif doubts.executing and time.monotonic() < deadline:
+                time.sleep(_EXECUTION_SECONDS)
             else:
-                in_vain += 1 if len(ended) > ended_before else _LOOKS_IN_VAIN
+                in_vain += 1 if len(doubts.ended) > ended_before else _LOOKS_IN_VAIN
         for pidfd in found.values():
             _send(pidfd, signal.SIGKILL)
         _wait_for_ends([pidfd for pidfd in found.values() if pidfd >= 0])
