@@ -216,6 +216,7 @@ def test_files_of_the_current_folder_do_not_get_in_the_way(
     done = python(f"elsewhere/{name}", cwd=tmp_path, fails=True)
 
     assert done.stderr.splitlines()[-1] == "LookupError: the right one"
+    assert "the wrong one" not in done.stderr  # by nobody, multiprocessing's helpers included
 
 
 def test_a_guard_is_not_needed_where_nothing_of_the_script_is_used(tmp_path: Path) -> None:

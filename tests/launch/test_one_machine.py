@@ -483,6 +483,23 @@ class TestEnds:
         assert done.code == 0
         assert "--nproc_per_node  (PADDLE_NPROC_PER_NODE)" in done.output
 
+    def test_help_that_nobody_reads(self, tmp_path: Path) -> None:
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            done = subprocess.run(
+                [*COMMAND, "--help"],
+                cwd=tmp_path,
+                env=environment(),
+                stdout=write,
+                stderr=subprocess.PIPE,
+                timeout=DEADLOCK,
+                check=False,
+            )
+        finally:
+            os.close(write)
+        assert (done.returncode, done.stderr) == (0, b"")
+
 
 class TestRestarts:
     COUNT = """

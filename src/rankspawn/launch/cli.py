@@ -43,7 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with stdio_occupied():
             return _launch(_configure(sys.argv[1:] if argv is None else argv))
     except HelpRequest as request:
-        print(request.text)  # noqa: T201 - what was asked for
+        with suppress(BrokenPipeError):  # `rankrun --help | head`
+            os.write(1, f"{request.text}\n".encode())
         return 0
     except UsageError as error:
         return _complain(error, _WRONG_USAGE)

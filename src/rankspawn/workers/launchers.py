@@ -15,6 +15,7 @@ import mmap  # noqa: F401 - likewise
 import os
 import subprocess
 import sys
+import threading
 import warnings
 from collections.abc import Callable
 from multiprocessing import get_start_method, resource_tracker, util
@@ -41,6 +42,7 @@ from rankspawn.workers.popen import WorkerPopen, adopt_child
 from rankspawn.workers.process import RankProcess
 from rankspawn.workers.report import Report
 
+_tracking = threading.Lock()
 # Of threads, for every single fork; ours was given.
 _FORK_WARNS = sys.version_info >= (3, 12)
 
@@ -184,9 +186,28 @@ LAUNCHERS: dict[str, type[Launcher]] = {
 }
 
 
+def _renew_lock() -> None:
+    """Runs in a forked child: a thread of the parent may have held the old one."""
+    global _tracking  # noqa: PLW0603 - a lock cannot be reset, only replaced
+    _tracking = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 def _tracker_fd() -> int:
-    """Multiprocessing's resource tracker, which workers share with their parent."""
-    fd = resource_tracker.getfd()
+    """Multiprocessing's resource tracker, which workers share with their parent.
+
+    It is started with the current folder on its path, where a file that is called like a module
+    of Python makes it fail with a traceback; so it is told to leave that folder out.
+    """
+    with _tracking:  # two threads must not take each other's function for the real one
+        flags = util._args_from_interpreter_flags  # type: ignore[attr-defined]  # private
+        util._args_from_interpreter_flags = lambda: [*flags(), "-P"]  # type: ignore[attr-defined]
+        try:
+            fd = resource_tracker.getfd()
+        finally:
+            util._args_from_interpreter_flags = flags  # type: ignore[attr-defined]
     assert fd is not None, "getfd() starts the tracker"
     return fd
 
