@@ -14,6 +14,8 @@ import pytest
 from tests.descendants import Watched
 from tests.jobs import DEADLOCK
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent.parent
 
 PROGRAM = """
