@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -14,13 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from rankspawn.workers.wakeup import woken_by_signals
 from tests.descendants import Watched
 from tests.jobs import DEADLOCK
 
 ROOT = Path(__file__).parent.parent.parent
 
 PROGRAM = """
-import asyncio, logging, os, signal, sys, time
+import asyncio, logging, os, signal, sys, threading, time
 import rankspawn
 from tests import jobs
 
@@ -59,11 +61,20 @@ def start(**options):
 async def wait_async():
     await start(join=False)
 
+def wait_deaf():
+    # The kernel gives every signal to another thread: nothing interrupts the wait.
+    context = start(join=False)
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    context.join()
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
     try:
         if sys.argv[4] == "await":
             asyncio.run(wait_async())
+        elif sys.argv[4] == "deaf":
+            wait_deaf()
         else:
             start()
     except KeyboardInterrupt:
@@ -183,6 +194,41 @@ def test_sigint_to_the_parent_alone(
         assert workers.alive() == []
     assert session.output.count("saved") == 2
     assert_quiet(session)
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_a_signal_that_does_not_interrupt_the_wait(
+    open_session: type[Session], second: bool
+) -> None:
+    job, grace = ("ignore_all", str(10 * DEADLOCK)) if second else ("just_wait", "1")
+    session = open_session(job, "spawn", grace, "deaf")  # type: ignore[arg-type]
+    with Watched(session.pids()) as workers:
+        session.process.send_signal(signal.SIGINT)
+        if second:
+            session.read_until("interrupted")
+            session.process.send_signal(signal.SIGINT)
+        assert session.finish() == 130
+        assert workers.alive() == []
+    assert_quiet(session)
+
+
+def test_an_event_loop_is_told_the_signals_that_a_blocking_wait_received() -> None:
+    read, write = os.pipe2(os.O_NONBLOCK)
+    before = signal.set_wakeup_fd(write)
+    handler = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        with selectors.DefaultSelector() as selector:
+            with woken_by_signals(selector):
+                os.kill(os.getpid(), signal.SIGUSR1)
+                assert len(selector.select(DEADLOCK)) == 1
+            assert not selector.get_map()
+        assert os.read(read, 10) == bytes([signal.SIGUSR1])
+        assert signal.set_wakeup_fd(before) == write
+    finally:
+        signal.set_wakeup_fd(before)
+        signal.signal(signal.SIGUSR1, handler)
+        os.close(read)
+        os.close(write)
 
 
 def test_a_second_ctrl_c_kills_at_once(open_session: type[Session], start_method: str) -> None:

@@ -11,6 +11,8 @@ import os
 import threading
 from queue import SimpleQueue
 
+from rankspawn.workers.wakeup import join_patiently
+
 __all__ = ["set_up", "tear_down"]
 
 _STDERR = 2
@@ -36,7 +38,7 @@ class _Console(logging.Handler):
         """Wait until all is written."""
         if self._thread is not None:
             self._texts.put(None)
-            self._thread.join(timeout)
+            join_patiently(self._thread, timeout)
             self._thread = None
 
     def _run(self) -> None:

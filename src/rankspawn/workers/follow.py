@@ -14,6 +14,7 @@ import threading
 from dataclasses import dataclass
 
 from rankspawn.descriptors import Owned
+from rankspawn.workers.wakeup import join_patiently
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -100,13 +101,13 @@ class LogFollower:
         self._is_finishing = True
         os.eventfd_write(self._wakeup.fileno(), 1)
         if self._thread is not None:
-            self._thread.join(timeout)
+            join_patiently(self._thread, timeout)
 
     def close(self) -> None:
         """Let go of all descriptors; waits for the terminal to take what is left."""
         self.finish()
         if self._thread is not None:
-            self._thread.join()
+            join_patiently(self._thread, None)
         self._wakeup.close()
         for one in self._files:
             one.file.close()

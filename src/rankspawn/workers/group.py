@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from rankspawn.descriptors import Owned, close_in_forks
 from rankspawn.workers.guardian import Guardian
@@ -22,6 +22,7 @@ from rankspawn.workers.marker import kill_marked, new_mark
 from rankspawn.workers.oom import describe_change, read_counts
 from rankspawn.workers.outcome import Outcome, Remains
 from rankspawn.workers.teardown import stop_workers
+from rankspawn.workers.wakeup import woken_by_signals
 from rankspawn.workers.worker import FunctionWorker, Worker, kill_started
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -208,7 +209,8 @@ class WorkerGroup:
         ready: list[int] = []
         begun = time.monotonic_ns()
         try:
-            ready = [key.fd for key, _ in self._selector.select(timeout)]
+            with woken_by_signals(self._selector) if timeout else nullcontext():
+                ready = [key.fd for key, _ in self._selector.select(timeout)]
         finally:
             with self._changed:
                 self._selecting_thread = None
