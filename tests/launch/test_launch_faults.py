@@ -41,7 +41,7 @@ READY = """
 
     def pause():
         while True:
-            signal.pause()
+            time.sleep(0.2)  # not pause(), which a signal just before it does not end
 """
 
 

@@ -442,9 +442,10 @@ class TestEnds:
             # Gone, and not only about to go.
             while os.path.exists(f"/proc/{open(first).read()}/fd/0"):
                 pass
-            import signal
+            import signal, time
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(6))
-            signal.pause()
+            while True:
+                time.sleep(0.2)  # a signal just before pause() does not end that
             """,
         )
         assert done.code == 5
@@ -651,14 +652,15 @@ def test_signals_for_programs_are_passed_on(tmp_path: Path) -> None:
     write_script(
         tmp_path,
         """
-        import os, signal, sys
+        import os, signal, sys, time
         signal.signal(signal.SIGUSR1, lambda *_: sys.exit(0))
         open(f"ready.{os.environ['RANK']}", "w").close()
         if os.environ["RANK"] == "0":
             while not os.path.exists("ready.1"):
                 pass
             print("ready")
-        signal.pause()
+        while True:
+            time.sleep(0.2)  # a signal just before pause() does not end that
         """,
     )
     launch = subprocess.Popen(
