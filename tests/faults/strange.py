@@ -321,6 +321,24 @@ def raise_while_pickling_hangs_and_others_wait() -> None:
     jobs.sleep_for_ever()
 
 
+class HangsWhenShown(Exception):
+    def __str__(self) -> str:
+        jobs.sleep_for_ever()
+        raise AssertionError
+
+
+class DiesWhenShown(Exception):
+    def __str__(self) -> str:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+def raise_what_cannot_be_shown_and_others_wait(kind: type[Exception]) -> None:
+    if jobs.rank() == 1:
+        raise kind
+    jobs.sleep_for_ever()
+
+
 def exit_in_a_thread() -> str:
     thread = threading.Thread(target=sys.exit, args=(5,))
     thread.start()

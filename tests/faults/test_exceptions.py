@@ -153,6 +153,26 @@ def test_pickling_that_hangs_does_not_hold_the_group(start_method: str) -> None:
     assert last_line(caught.value) == "tests.faults.strange.HangsWhenPickled: its text"
 
 
+@pytest.mark.parametrize("kind", [strange.HangsWhenShown, strange.DiesWhenShown])
+def test_an_exception_that_cannot_be_shown_does_not_hold_the_group(
+    start_method: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(ProcessRaisedException) as caught:
+        rankspawn.spawn(
+            strange.raise_what_cannot_be_shown_and_others_wait,
+            args=(kind,),
+            nprocs=2,
+            backend="gloo",
+            start_method=start_method,
+            grace_period=0.5,
+            timeout=jobs.DEADLOCK,
+        )
+
+    assert caught.value.rank == 1
+    assert "ended, before it wrote which one" in last_line(caught.value)
+    assert len(caught.value.failures) == 1
+
+
 def test_a_pickle_of_something_else_is_not_taken_for_the_exception() -> None:
     error = caught_from(throw, lambda: strange.ComesBackAsAnother("its text"))
 

@@ -248,6 +248,7 @@ def _report_exit(report: Report, stop: SystemExit) -> int:
 
 
 def _report_error(report: Report, error: BaseException) -> int:
+    report.failing()
     flush_output()
     try:
         report.raised(error, _describe(error))

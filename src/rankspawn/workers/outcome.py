@@ -12,7 +12,7 @@ from enum import Enum
 
 from rankspawn.workers.parcel import WORD, open_parcel, unpack_words
 from rankspawn.workers.popen import STATUS_LOST
-from rankspawn.workers.report import EXITED, HEADER_WORDS, IN_FUNCTION, RAISED, RETURNED
+from rankspawn.workers.report import EXITED, FAILING, HEADER_WORDS, IN_FUNCTION, RAISED, RETURNED
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Header:
     @property
     def is_failure(self) -> bool:
         """The worker itself reported a failure."""
-        return self.kind in (RAISED, EXITED)
+        return self.kind in (RAISED, EXITED, FAILING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,9 @@ def classify(
         end = End.RETURNED
     elif victim:
         end = End.STOPPED
-    elif header.kind == RAISED:
+    elif header.kind == FAILING and evidence is not None:
+        end = End.DIED  # of the same cause, as a rule: out of memory
+    elif header.kind in (RAISED, FAILING):
         end = End.RAISED
     elif header.kind == EXITED:
         end = End.EXITED
@@ -117,7 +119,8 @@ def classify(
     if end is End.DIED and exit_code is None:
         code = STATUS_LOST
     else:
-        code = header.exit_code if header.is_failure or exit_code is None else exit_code
+        reported = header.is_failure and end is not End.DIED
+        code = header.exit_code if reported or exit_code is None else exit_code
     reached = header.stage >= IN_FUNCTION
     return Outcome(rank, pid, end, code, when, reached, returned, evidence)
 
@@ -156,6 +159,8 @@ class Remains:
 
     def exception(self) -> BaseException:
         """The exception, or the nearest thing to it."""
+        if self.pickled is None:
+            return RuntimeError(self.text)
         from rankspawn.workers.exceptions import unpack
 
         return unpack(self._load())
@@ -170,11 +175,14 @@ class Remains:
 
 
 NO_REMAINS = Remains("", None)
+_UNWRITTEN = "an exception, but the process ended, or had to be ended, before it wrote which one\n"
 
 
 def take_remains(fd: int) -> Remains:
     """Read the traceback (or the text given to ``sys.exit``), and map what was pickled."""
     header = read_header(fd)
+    if header.kind == FAILING:
+        return Remains(_UNWRITTEN, None)
     text = bytearray()
     while header.kind and len(text) < header.text_length:
         chunk = os.pread(fd, header.text_length - len(text), header.text_offset + len(text))

@@ -5,7 +5,7 @@ the worker once 64 KiB are in it. The first page is a header::
 
     word 0  stage: how far the worker came
     word 1  kind: how it ended; written last, so what is not whole does not count
-    word 2  when, in nanoseconds of the system-wide monotonic clock
+    word 2  when that began, in nanoseconds of the system-wide monotonic clock
     word 3  exit code
     word 4  table of a parcel: the result (0: None), or what is known of the exception
     word 5  text: offset
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 STARTED, IN_FUNCTION = 1, 2
-RETURNED, RAISED, EXITED = 1, 2, 3
+# FAILING: an exception was raised, and its traceback is not written yet.
+RETURNED, RAISED, EXITED, FAILING = 1, 2, 3, 4
 HEADER_WORDS = 8
 # Stacks are written far behind everything else; the file is sparse, so the gap costs nothing.
 STACKS_AT = 1 << 40
@@ -45,6 +46,7 @@ class Report:
         self._fd = fd
         self._failure_event = failure_event
         self._end = PAGE
+        self._failed_ns = 0
         # How this rank ended is on record, whatever else may be missing.
         self.committed = False
 
@@ -71,6 +73,17 @@ class Report:
     def exited(self, code: int, text: str) -> None:
         """Keep the code and text of a ``sys.exit`` that was no success."""
         self._commit(EXITED, 0, code, text)
+        self._wake_parent()
+
+    def failing(self) -> None:
+        """Tell the parent that an exception was raised, before anything is done about it.
+
+        So the others are stopped while this one writes its report, which takes longer in a
+        fresh interpreter than stopping them, and for ever with some exceptions.
+        """
+        self._failed_ns = time.monotonic_ns()
+        self._put(2, [self._failed_ns, 1])
+        self._put(1, [FAILING])
         self._wake_parent()
 
     def raised(self, error: BaseException, text: str) -> None:
@@ -122,7 +135,7 @@ class Report:
         return table
 
     def _commit(self, kind: int, table: int, code: int, text: str) -> None:
-        when = time.monotonic_ns()
+        when = self._failed_ns or time.monotonic_ns()
         data = text.encode("utf-8", "backslashreplace")
         offset = self._end
         while data:

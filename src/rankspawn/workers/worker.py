@@ -20,7 +20,7 @@ from rankspawn.workers.outcome import (
     take_remains,
 )
 from rankspawn.workers.popen import WorkerPopen
-from rankspawn.workers.report import RAISED
+from rankspawn.workers.report import FAILING, RAISED
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Worker:
     def is_writing(self) -> bool:
         """It is in the middle of its report on a failure."""
         header = self.header()
-        return header.kind == RAISED and not header.is_complete
+        return header.kind == FAILING or (header.kind == RAISED and not header.is_complete)
 
     def reap(self) -> int | None:
         """Its exit code, once it ended; None if somebody else collected that."""
