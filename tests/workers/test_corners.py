@@ -229,6 +229,21 @@ def test_threads_that_make_way_for_a_fork_are_no_reason_to_warn() -> None:
     assert context.results() == [0]
 
 
+def test_a_fork_server_that_was_stopped_goes_on_when_it_is_needed() -> None:
+    options: dict[str, Any] = {"nprocs": 1, "backend": "gloo", "start_method": "forkserver"}
+    pipe, theirs = multiprocessing.Pipe()
+    context = rankspawn.spawn(wait_for, args=(theirs,), join=False, **options)
+    server = psutil.Process(context.pids()[0]).parent()
+    assert server is not None
+
+    server.suspend()
+    pipe.send(None)
+    assert context.join()  # the status comes from the server
+
+    server.suspend()
+    assert rankspawn.spawn(jobs.return_rank, **options).results() == [0]
+
+
 def test_a_death_that_nobody_saw_comes_before_the_exception_it_caused(run: Run) -> None:
     pipes = [mp.Pipe() for _ in range(2)]
     context = run(wait_for, nprocs=2, join=False, rank_args=[(theirs,) for _, theirs in pipes])

@@ -27,12 +27,14 @@ from typing import Any
 from rankspawn.descriptors import close_in_forks
 from rankspawn.warned import warn_caller
 from rankspawn.workers.interpreter import command
-from rankspawn.workers.popen import WorkerPopen
+from rankspawn.workers.popen import WorkerPopen, is_readable
 from rankspawn.workers.server import MOST_FDS, PACKET
 
 _servers: dict[tuple[str, ...], ForkServer] = {}
 _starting = threading.Lock()
 _MODULE = "rankspawn.workers.server"
+# After so long without an answer, the server may have been stopped (SIGSTOP, a debugger).
+_PATIENCE_SECONDS = 1.0
 
 
 def get_server(preload: tuple[str, ...], environ: Mapping[str, str]) -> ForkServer:
@@ -176,6 +178,9 @@ class ForkServer:
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         """The next message; statuses are put aside for who asks for them."""
+        while not is_readable(self._socket.fileno(), _PATIENCE_SECONDS):
+            if self._process is not None:
+                self._process.send_signal(signal.SIGCONT)
         try:
             packet, fds, _, _ = socket.recv_fds(self._socket, PACKET, 1)
         except ConnectionResetError:

@@ -45,7 +45,7 @@ class WorkerPopen:
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for the end, and reap; None if the time ran out first."""
-        if self.returncode is None and _is_readable(self.sentinel, timeout):
+        if self.returncode is None and is_readable(self.sentinel, timeout):
             with self._reaping:
                 if self.returncode is None:
                     self.returncode = self._collect()
@@ -96,7 +96,8 @@ def adopt_child(pid: int) -> WorkerPopen:
         raise
 
 
-def _is_readable(fd: int, timeout: float | None) -> bool:
+def is_readable(fd: int, timeout: float | None) -> bool:
+    """Wait until there is something to read, or the time is over."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(None if timeout is None else max(0.0, timeout) * 1000))
