@@ -105,6 +105,12 @@ def sleep_for_ever() -> None:
         time.sleep(0.2)
 
 
+def never_wake_up() -> None:
+    """For those who count wake-ups; only the default action of a signal ends it for sure."""
+    while True:
+        signal.pause()
+
+
 def rank_fails(which: int, how: str) -> int:
     """One rank fails in the given way; the others wait to be stopped."""
     if rank() == which:

@@ -123,7 +123,7 @@ import rankspawn
 from tests import jobs
 
 if __name__ == "__main__":
-    rankspawn.spawn(jobs.sleep_for_ever, nprocs=4, backend="gloo", start_method=sys.argv[1])
+    rankspawn.spawn(jobs.never_wake_up, nprocs=4, backend="gloo", start_method=sys.argv[1])
 """
 
 
