@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -51,29 +52,60 @@ def run(start_method: str) -> Callable[..., MultiprocessContext]:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a process, a descriptor, a file or a variable behind."""
-    environ, fds, files = dict(os.environ), _descriptors(), _files()
-    children = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = _Surroundings()
     yield
     forkserver.stop_servers()
-    gc.collect()  # queues and locks of the test itself go with their last reference
-    left = [one for one in psutil.Process().children(recursive=True) if one.pid not in children]
-    stories = [f"process {one.pid}: {_story(one)}" for one in left]
-    for one in left:
-        one.kill()
-    new_fds = {fd: what for fd, what in _descriptors().items() if fds.get(fd) != what}
-    stories += [f"descriptor {fd}: {what}" for fd, what in new_fds.items()]
-    stories += [f"file {path}" for path in sorted(_files() - files)]
-    stories += [
-        f"variable {name}"
-        for name in environ.keys() | os.environ.keys()
-        if environ.get(name) != os.environ.get(name) and name != "PYTEST_CURRENT_TEST"
-    ]
+    stories = before.changes()
+    if stories:
+        gc.collect()  # queues and locks of the test itself go with their last reference
+        stories = before.changes()
+    for pid in _descendants(os.getpid()) - before.descendants:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
     if stories:
         pytest.fail(f"{request.node.name} left behind: " + "; ".join(stories), pytrace=False)
 
 
-def _story(process: psutil.Process) -> str:
+class _Surroundings:
+    """What there is at a moment: processes, descriptors, files and variables."""
+
+    def __init__(self) -> None:
+        self.descendants = _descendants(os.getpid())
+        self._environ, self._fds, self._files = dict(os.environ), _descriptors(), _files()
+
+    def changes(self) -> list[str]:
+        """What is there now and was not there then."""
+        new = _descendants(os.getpid()) - self.descendants
+        fds = {fd: what for fd, what in _descriptors().items() if self._fds.get(fd) != what}
+        names = self._environ.keys() | os.environ.keys()
+        return [
+            *(f"process {pid}: {_story(pid)}" for pid in sorted(new)),
+            *(f"descriptor {fd}: {what}" for fd, what in fds.items()),
+            *(f"file {path}" for path in sorted(_files() - self._files)),
+            *(
+                f"variable {name}"
+                for name in names
+                if self._environ.get(name) != os.environ.get(name) and name != "PYTEST_CURRENT_TEST"
+            ),
+        ]
+
+
+def _descendants(pid: int) -> set[int]:
+    """Not by psutil, which looks at every process of the machine: half of the suite's time."""
+    found = set()
     try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children") as file:
+                for child in map(int, file.read().split()):
+                    found |= {child, *_descendants(child)}
+    except OSError:  # it ended meanwhile
+        pass
+    return found
+
+
+def _story(pid: int) -> str:
+    try:
+        process = psutil.Process(pid)
         return f"{process.status()} {' '.join(process.cmdline())[-200:]}"
     except psutil.Error:
         return "gone"
