@@ -5,9 +5,11 @@ empty folder. HTML comments, which readers do not see, say more about it:
 
 ``<!-- needs: torch -->``      before it: it runs only where torch is installed
 ``<!-- with: NAME=value -->``  before it: a variable that is set for it
+``<!-- pytest -->``            before it: it is a file of tests, and pytest runs it
 ``<!-- fails -->``             before it: it has to end with an error
 ``<!-- prints -->``            before a ``text`` block: what the last snippet prints
 ``<!-- ends with -->``         before a ``text`` block: how its error output ends
+``<!-- reports -->``           before a ``text`` block: lines that pytest prints, in this order
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ import sys
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKING = [*PAGES, ROOT / "CHANGELOG.md"]
 DEADLOCK = 120.0
 
 _BLOCK = re.compile(
@@ -42,6 +46,8 @@ class Snippet:
     needs: list[str] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     fails: bool = False
+    is_test: bool = False
+    reports: list[str] = field(default_factory=list)
     prints: str | None = None
     ends_with: str | None = None
 
@@ -58,11 +64,14 @@ def snippets_of(page: Path) -> list[Snippet]:
             pairs = [note[6:].partition("=") for note in notes if note.startswith("with: ")]
             snippet.variables = {name: value for name, _, value in pairs}
             snippet.fails = "fails" in notes
+            snippet.is_test = "pytest" in notes
             found.append(snippet)
         elif "prints" in notes:
             found[-1].prints = block["body"]
         elif "ends with" in notes:
             found[-1].ends_with = block["body"]
+        elif "reports" in notes:
+            found[-1].reports = block["body"].splitlines()
     return found
 
 
@@ -94,19 +103,66 @@ def test_every_python_block_was_found() -> None:
     assert len(SNIPPETS) == fences
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_to_files_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^)\s]+)\)", page.read_text())
-    files = [link.partition("#")[0] for link in links if "://" not in link]
-    missing = [link for link in files if link and not (page.parent / link).exists()]
-    assert missing == []
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = [link for link in links_of(page) if not leads_somewhere(link, page)]
+    assert dead == []
+
+
+def links_of(page: Path) -> list[str]:
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    return re.findall(r"\]\(([^)\s]+)\)", prose)
+
+
+def leads_somewhere(link: str, page: Path) -> bool:
+    """Whether a file and a heading in it are there; of the web, whether it is an address."""
+    if "://" in link:
+        address = urlsplit(link)
+        return address.scheme == "https" and "." in address.netloc
+    name, _, anchor = link.partition("#")
+    target = page.parent / name if name else page
+    if not anchor:
+        return target.exists()
+    return target.suffix == ".md" and target.exists() and anchor in anchors_of(target)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The headings' anchors, as forges and the site's generator make them."""
+    prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ +(.+)$", prose, re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings
+    }
+
+
+def test_a_dead_link_is_noticed(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# One `two`\n[a](#one-two) [b](#three) [c](gone.md) [d](htp://x) `[e](f.md)`\n"
+    )
+
+    assert [link for link in links_of(page) if not leads_somewhere(link, page)] == [
+        "#three",
+        "gone.md",
+        "htp://x",
+    ]
+
+
+def test_pictures_tell_nothing_of_the_machine_that_made_them() -> None:
+    for picture in (ROOT / "docs" / "pictures").glob("*.svg"):
+        text = picture.read_text()
+        told = [
+            word for word in (str(ROOT), "/home/", "/root/", os.uname().nodename) if word in text
+        ]
+        assert told == [], picture.name
 
 
 def check(snippet: Snippet, folder: Path) -> None:
-    script = folder / "train.py"
+    script = folder / ("test_train.py" if snippet.is_test else "train.py")
     script.write_text(snippet.code)
+    tool = ["-m", "pytest", "-p", "no:randomly"] if snippet.is_test else []
     done = subprocess.run(
-        [sys.executable, "train.py"],
+        [sys.executable, *tool, script.name],
         cwd=folder,
         # Frameworks keep caches among the temporary files.
         env={**os.environ, "TMPDIR": str(folder), **snippet.variables},
@@ -120,5 +176,7 @@ def check(snippet: Snippet, folder: Path) -> None:
     assert (done.returncode != 0) == snippet.fails, done.stdout + errors
     if snippet.prints is not None:
         assert done.stdout == snippet.prints
+    printed = iter(done.stdout.splitlines())
+    assert [line for line in snippet.reports if line not in printed] == [], done.stdout
     if snippet.ends_with is not None:
         assert errors.endswith(snippet.ends_with), errors

@@ -2,6 +2,9 @@
 
 A worker imports this package before anything else of its job, so nothing here loads more
 than it must: every name but ``spawn`` is looked up when it is first used.
+
+pytest would like to rewrite the assertions of its plugins' packages, and warns in a worker of a
+test, where this one is imported before it: PYTEST_DONT_REWRITE tells it not to.
 """
 
 from __future__ import annotations

@@ -1,0 +1,77 @@
+"""Configuration of the site; ``docs/design.md`` says how to build it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+_ROOT = Path(__file__).parent.parent
+_INIT = (_ROOT / "src" / "rankspawn" / "__init__.py").read_text()
+
+project = "rankspawn"
+author = "the rankspawn developers"
+copyright = author
+version = release = re.search(r'__version__ = "(.+)"', _INIT)[1]  # type: ignore[index]
+
+extensions = ["myst_parser"]
+root_doc = "index"
+exclude_patterns = ["_build", "make_pictures.py"]
+# Blocks without a language are diagrams and commands.
+highlight_language = "none"
+nitpicky = True
+# As forges name them, so that links work there and here.
+myst_heading_anchors = 3
+html_theme = "furo"
+html_title = "rankspawn"
+html_copy_source = False
+html_show_sphinx = False
+
+# Beside the page rather than in it, where it would show as code on a forge.
+_CONTENTS = """
+
+```{toctree}
+:hidden:
+:caption: Start
+
+tutorial
+gallery
+```
+
+```{toctree}
+:hidden:
+:caption: How to
+
+howto/paddle
+howto/torch
+howto/jax
+howto/notebooks
+howto/supervise
+howto/devices-and-nodes
+launch
+testing
+doctor
+howto/migrate-from-paddle
+howto/migrate-from-torch
+```
+
+```{toctree}
+:hidden:
+:caption: Look up
+
+reference
+reliability
+performance
+design
+```
+"""
+
+
+def _add_contents(_app: object, docname: str, source: list[str]) -> None:
+    if docname == root_doc:
+        source[0] += _CONTENTS
+
+
+def setup(app: Any) -> None:
+    """Sphinx calls this."""
+    app.connect("source-read", _add_contents)

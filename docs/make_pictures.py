@@ -1,0 +1,178 @@
+"""Makes the pictures of the gallery: ``python docs/make_pictures.py [folder]``.
+
+Each shows what the code of a page prints, run in an empty folder, with what belongs to one
+machine or moment replaced. Needs the extra ``docs``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from rankspawn.doctor.findings import judge
+from rankspawn.doctor.forecast import foresee
+from rankspawn.doctor.wording import write
+
+ROOT = Path(__file__).parent.parent
+WIDTH = 100
+DEADLOCK = 120.0
+GIB = 2**30
+
+
+def main(folder: Path) -> None:
+    """Write all pictures."""
+    folder.mkdir(parents=True, exist_ok=True)
+    readme = snippet_after("README.md", "## When a rank fails")
+    draw(folder / "error.svg", "python train.py", run(readme, "train.py", []))
+    test = snippet_after("docs/testing.md", "## When a rank fails")
+    options = ["-m", "pytest", "--color=yes", "-p", "no:cacheprovider", "-p", "no:randomly"]
+    draw(folder / "testing.svg", "pytest", run(test, "test_train.py", options))
+    draw(folder / "doctor.svg", "rankspawn doctor", imagined_report())
+
+
+def snippet_after(page: str, heading: str) -> str:
+    """The first Python block below a heading."""
+    text = (ROOT / page).read_text().partition(f"\n{heading}\n")[2]
+    return re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]  # type: ignore[index]
+
+
+def run(code: str, name: str, options: list[str]) -> str:
+    """What a script prints, without what belongs to this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, name).write_text(code)
+        variables = {"COLUMNS": str(WIDTH), "TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [sys.executable, *options, name],
+            cwd=folder,
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=DEADLOCK,
+            check=False,
+        )
+        return scrub(done.stdout, folder)
+
+
+def scrub(text: str, folder: str) -> str:
+    """The same without paths, versions and times."""
+    text = text.replace(f"{folder}/", "").replace(folder, ".")
+    text = text.replace(f"{ROOT}/src/", "").replace(f"{sys.prefix}/", "")
+    # Frames of this package in the parent, which the page does not show either.
+    text = re.sub(r"(?m)^platform .*\n|^rootdir: .*\n|^plugins: .*\n", "", text)
+    text = re.sub(r"0x[0-9a-f]{6,}", "0x…", text)
+    text = re.sub(r" in [0-9.]+s", " in 1.9s", text)
+    return re.sub(r"pid [0-9]+", "pid 4711", text)
+
+
+class ImaginedMachine:
+    """Four GPUs and eight CPUs."""
+
+    def device_count(self, device_type: str) -> int:
+        """Four GPUs, nothing else."""
+        return 4 if device_type == "gpu" else 0
+
+    def gpu_vendor(self) -> str | None:
+        """Of one vendor."""
+        return "nvidia"
+
+    def cpus(self) -> int:
+        """Eight."""
+        return 8
+
+    def addresses(self) -> frozenset[str]:
+        """Loopback."""
+        return frozenset({"127.0.0.1"})
+
+    def resolve(self, host: str) -> frozenset[str]:
+        """Addresses only."""
+        return frozenset({host})
+
+
+def imagined_report() -> str:
+    """The doctor on a machine that everybody may see."""
+    from rankspawn import __version__
+
+    environ = {"CUDA_VISIBLE_DEVICES": "2,3", "OMP_NUM_THREADS": "8"}
+    facts: dict[str, Any] = {
+        "software": {
+            "rankspawn": __version__,
+            "python": "cpython 3.13",
+            "system": "Linux 6.8 x86_64",
+            "in_worker": False,
+        },
+        "devices": [
+            {
+                "type": "gpu",
+                "vendor": "nvidia",
+                "found": 4,
+                "masks": {"CUDA_VISIBLE_DEVICES": "2,3"},
+                "visible": ["2", "3"],
+            }
+        ],
+        "cpus": {
+            "machine": 64,
+            "affinity": 64,
+            "cgroup_quota": 8.0,
+            "usable": 8,
+            "CPU_NUM": None,
+        },
+        "limits": {
+            "open_files": {"soft": 1024, "hard": 524288},
+            "processes": {"soft": None, "hard": None},
+            "cgroup_processes": {"limit": None, "used": None},
+            "memory": {"total": 512 * GIB, "available": 480 * GIB},
+            "cgroup_memory": {"limit": 64 * GIB, "used": 2 * GIB},
+            "shared_memory": {
+                "path": "/dev/shm",
+                "total": GIB // 16,
+                "free": GIB // 16,
+                "writable": True,
+            },
+            "temporary": {"path": "/tmp", "total": 900 * GIB, "free": 600 * GIB, "writable": True},
+        },
+        "start_methods": {"available": ["spawn", "fork", "forkserver"], "default": "spawn"},
+        "system": {
+            "pidfd": True,
+            "memfd": True,
+            "sh": True,
+            "proc": True,
+            "sigint_ignored": False,
+            "sigchld_ignored": False,
+            "ptrace_scope": 1,
+        },
+        "packages": {
+            "torch": "2.13.0",
+            "numpy": "2.4.6",
+            "cloudpickle": "3.1.2",
+            "psutil": "7.2.2",
+        },
+        "variables": {"OMP_NUM_THREADS": "8"},
+    }
+    forecast = foresee(environ, ImaginedMachine())
+    return write(facts, forecast, judge(facts, forecast))
+
+
+def draw(path: Path, title: str, text: str) -> None:
+    """A terminal with this text."""
+    with open(os.devnull, "w") as nowhere:
+        console = Console(
+            record=True, width=WIDTH, file=nowhere, force_terminal=True, color_system="truecolor"
+        )
+        console.print(Text.from_ansi(text.rstrip()), soft_wrap=False)
+        svg = console.export_svg(title=title, unique_id=path.stem)
+    # No page should load fonts from elsewhere; the terminal's own will do.
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    path.write_text(svg.replace("Fira Code, monospace", "monospace") + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures")

@@ -1,0 +1,140 @@
+"""The pytest plugin: ``@pytest.mark.ranks(4)`` runs a test once per rank, in workers.
+
+Every rank is a pytest of its own that runs this one test, with all of its fixtures; pytest's
+reports of the ranks become one report here. So fixtures, introspection of assertions, skips
+and captured output are pytest's in each rank, and nothing has to be sent over but text.
+
+Every run of pytest imports this module, so whatever a marked test needs is imported by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rankspawn.pytest_plugin.conduct import Run
+    from rankspawn.pytest_plugin.orders import Orders
+    from rankspawn.pytest_plugin.verdict import Verdict
+
+__all__ = ["IN_RANK", "rank", "shared_tmp_path", "world_size"]
+
+IN_RANK: pytest.StashKey[Orders] = pytest.StashKey()
+"""Set in the configuration of a rank's pytest, which runs marked tests like any other."""
+
+_MARK = (
+    "ranks(n, *, timeout, start_method, backend='gloo', ...): run the test once per rank in n "
+    "worker processes; it passes if all of them pass. More options are those of rankspawn.spawn."
+)
+_VERDICT: pytest.StashKey[Verdict] = pytest.StashKey()
+# All that the parent itself does of a marked test's fixtures; the ranks do the rest.
+_FIXTURES_OF_PARENT = ["tmp_path_factory"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Defaults for tests whose mark does not say."""
+    parser.addini(
+        "rankspawn_timeout",
+        "seconds for one test with ranks, start of the workers included; 0 for no limit",
+        default="120",
+    )
+    parser.addini(
+        "rankspawn_start_method",
+        "how the ranks of a test are started: spawn, fork or forkserver",
+        default="spawn",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the mark known."""
+    config.addinivalue_line("markers", _MARK)
+
+
+@pytest.fixture(scope="session")
+def rank() -> int:
+    """The rank that this test runs as; 0 in a test without ``ranks``."""
+    from rankspawn.parallel_env import get_rank
+
+    return get_rank()
+
+
+@pytest.fixture(scope="session")
+def world_size() -> int:
+    """How many ranks run this test; 1 in a test without ``ranks``."""
+    from rankspawn.parallel_env import get_world_size
+
+    return get_world_size()
+
+
+@pytest.fixture
+def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
+    """A folder that is empty at first and the same for all ranks, unlike ``tmp_path``."""
+    orders = request.config.stash.get(IN_RANK, None)
+    if orders is not None:
+        return Path(orders.shared_folder)
+    path: Path = request.getfixturevalue("tmp_path")
+    return path
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave the fixtures of a marked test to its ranks."""
+    if not _runs_in_ranks(item):
+        return
+    if not isinstance(item, pytest.Function) or hasattr(item, "_testcase"):
+        pytest.fail(
+            "ranks is for test functions and methods of plain classes, not for this kind of test "
+            f"({type(item).__name__}): write it as a function",
+            pytrace=False,
+        )
+    # A list of its own, since parameters of one test share theirs.
+    item.fixturenames = list(_FIXTURES_OF_PARENT)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object | None:
+    """Run the ranks in place of the function."""
+    if not _runs_in_ranks(pyfuncitem):
+        return None
+    from rankspawn.pytest_plugin.conduct import conduct
+    from rankspawn.pytest_plugin.request import StartError, read_request
+    from rankspawn.pytest_plugin.verdict import judge
+
+    run: Run | str
+    try:
+        run = conduct(pyfuncitem, read_request(pyfuncitem))
+    except StartError as error:
+        run = str(error)
+    if isinstance(run, str):  # outside of the handler, for a message without its own cause
+        pytest.fail(run, pytrace=False)
+    pyfuncitem.stash[_VERDICT] = verdict = judge(run)
+    if verdict.exception is not None:
+        raise verdict.exception
+    return True
+
+
+@pytest.hookimpl(hookwrapper=True)  # not the newer kind, which would break older pytests
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, Any, None]:
+    """Show what the ranks reported, in place of the parent's own traceback."""
+    outcome = yield
+    verdict = item.stash.get(_VERDICT, None) if call.when == "call" else None
+    if verdict is None:
+        return
+    del item.stash[_VERDICT]
+    report: pytest.TestReport = outcome.get_result()
+    if call.excinfo is not None and call.excinfo.value is verdict.exception:
+        report.longrepr = verdict.longrepr
+    report.sections += verdict.sections
+    report.user_properties += verdict.user_properties
+
+
+def _runs_in_ranks(item: pytest.Item) -> bool:
+    """Whether this process has to start the ranks of ``item``, and is none of them."""
+    return item.get_closest_marker("ranks") is not None and IN_RANK not in item.config.stash

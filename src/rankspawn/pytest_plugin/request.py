@@ -1,0 +1,113 @@
+"""What a test's mark and the configuration ask for, checked before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+__all__ = ["RanksRequest", "StartError", "read_mark", "read_request"]
+
+# Options of ``spawn`` that make sense in a test; the plugin itself decides about the others.
+PASSED_ON = (
+    "backend",
+    "gpus",
+    "xpus",
+    "devices",
+    "device_type",
+    "device_visibility",
+    "threads_per_rank",
+    "env",
+    "preload",
+    "grace_period",
+)
+# A rank of a test that hangs is not worth more; a mark can say otherwise.
+_GRACE_SECONDS = 5.0
+# A server that has imported pytest forks a rank in milliseconds.
+_PRELOADED = ("pytest", "rankspawn.pytest_plugin.in_worker")
+
+
+class StartError(Exception):
+    """The ranks of a test cannot be started as its mark asks; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RanksRequest:
+    """How to run one test.
+
+    Attributes:
+        ranks: How many.
+        timeout: Seconds for all of it; None for no limit.
+        options: For ``spawn``.
+    """
+
+    ranks: int
+    timeout: float | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_request(item: pytest.Function) -> RanksRequest:
+    """What the nearest mark of a test asks for.
+
+    Raises:
+        StartError: An argument of the mark is missing, unknown or of the wrong kind.
+    """
+    mark = item.get_closest_marker("ranks")
+    assert mark is not None, "only marked tests get here"
+    ini = {
+        "timeout": item.config.getini("rankspawn_timeout"),
+        "start_method": item.config.getini("rankspawn_start_method"),
+    }
+    try:
+        return read_mark(mark.args, mark.kwargs, ini)
+    except (TypeError, ValueError) as error:
+        raise StartError(f"@pytest.mark.ranks: {error}") from error
+
+
+def read_mark(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], ini: Mapping[str, str]
+) -> RanksRequest:
+    """The request of a mark with these arguments.
+
+    Raises:
+        TypeError: An argument is missing or unknown.
+        ValueError: A value is not possible.
+    """
+    given = dict(kwargs)
+    if len(args) > 1 or bool(args) == ("n" in given):
+        raise TypeError("give the number of ranks, and options by name: ranks(4, timeout=60)")
+    ranks = args[0] if args else given.pop("n")
+    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+        raise ValueError(f"the number of ranks must be a positive int, not {ranks!r}")
+    timeout = _seconds(given.pop("timeout", ini["timeout"]))
+    options = {
+        "start_method": given.pop("start_method", ini["start_method"]),
+        "backend": "gloo" if not _names_devices(given) else "auto",
+        "grace_period": _GRACE_SECONDS,
+    }
+    unknown = sorted(given.keys() - set(PASSED_ON))
+    if unknown:
+        known = ", ".join(("timeout", "start_method", *PASSED_ON))
+        raise TypeError(f"unknown option {unknown[0]!r}; there are {known}")
+    if options["start_method"] == "forkserver":
+        given["preload"] = (*_PRELOADED, *given.get("preload", ()))
+    return RanksRequest(ranks, timeout, options | given)
+
+
+def _names_devices(given: Mapping[str, Any]) -> bool:
+    return any(given.get(name) for name in ("gpus", "xpus", "devices", "device_type"))
+
+
+def _seconds(value: Any) -> float | None:
+    """Seconds, or None for no limit."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"timeout must be a number of seconds, not {value!r}") from None
+    if not seconds >= 0:
+        raise ValueError(f"timeout must not be negative, but is {value!r}")
+    return seconds if 0 < seconds < float("inf") else None
