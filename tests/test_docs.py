@@ -180,3 +180,22 @@ def check(snippet: Snippet, folder: Path) -> None:
     assert [line for line in snippet.reports if line not in printed] == [], done.stdout
     if snippet.ends_with is not None:
         assert errors.endswith(snippet.ends_with), errors
+
+
+@pytest.mark.slow
+def test_the_pictures_can_be_made_again(tmp_path: Path) -> None:
+    pytest.importorskip("rich")
+    folder = ROOT / "docs" / "pictures"
+    script = tmp_path / "make_views.py"
+    script.write_text((folder / "make_views.py").read_text())
+    subprocess.run([sys.executable, str(script)], check=True, timeout=DEADLOCK)
+
+    for name in ("live-view.svg", "error-message.svg"):
+        kept, made = (_words(path / name) for path in (folder, tmp_path))
+        assert made == kept
+
+
+def _words(picture: Path) -> set[str]:
+    """What stands in it, without what is different each time."""
+    text = re.sub(r"<style>.*?</style>|<[^>]*>|&#160;", " ", picture.read_text(), flags=re.DOTALL)
+    return {word for word in text.split() if word.isalpha() and word not in {"B", "KiB", "MiB"}}

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rankspawn.parallel_env import get_local_rank as get_local_rank
     from rankspawn.parallel_env import get_rank as get_rank
     from rankspawn.parallel_env import get_world_size as get_world_size
+    from rankspawn.reporting import report as report
     from rankspawn.workers.context import MultiprocessContext as MultiprocessContext
 
 __version__ = "0.1.0"
@@ -37,6 +38,7 @@ __all__ = [
     "get_local_rank",
     "get_rank",
     "get_world_size",
+    "report",
     "spawn",
 ]
 
@@ -50,6 +52,7 @@ _HOMES = {
     "get_local_rank": "rankspawn.parallel_env",
     "get_rank": "rankspawn.parallel_env",
     "get_world_size": "rankspawn.parallel_env",
+    "report": "rankspawn.reporting",
 }
 
 
@@ -74,7 +77,7 @@ def spawn(
         join: Wait for the workers before returning.
         daemon: The processes' daemon flag.
         **options: See the reference: ``backend``, ``gpus``, ``start_method``, ``env``,
-            ``kwargs``, ``rank_args``, ``timeout`` and so on.
+            ``kwargs``, ``rank_args``, ``timeout``, ``log_dir``, ``tee``, ``progress`` and so on.
 
     Returns:
         The context: ``results()``, ``return_queues``, ``join()``, ``processes`` and more.

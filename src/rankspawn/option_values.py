@@ -44,11 +44,11 @@ def read_flag(name: str, value: Any) -> bool:
     raise _wrong_type(name, value, "True or False")
 
 
-def read_text(name: str, value: Any) -> str:
-    """A string that is not empty."""
+def read_text(name: str, value: Any, *, may_be_empty: bool = False) -> str:
+    """A string that is not empty, unless it may be."""
     if not isinstance(value, str):
         raise _wrong_type(name, value, "a string")
-    if not value:
+    if not value and not may_be_empty:
         raise ValueError(f"{name} must not be empty")
     return value
 

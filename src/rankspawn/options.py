@@ -47,8 +47,10 @@ class SpawnOptions:
     timeout: float | None = None
     grace_period: float = 10.0
     log_dir: str | None = None
-    tee: bool | tuple[int, ...] = False
+    tee: bool | tuple[int, ...] | None = None
     prefix: str | None = None
+    progress: bool = False
+    debug: int | None = None
     preload: tuple[str, ...] = ()
     max_restarts: int = 0
     device_visibility: str = "all"
@@ -225,7 +227,9 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "grace_period": lambda name, value: read.read_seconds(name, value, positive=False),
     "log_dir": read.read_path,
     "tee": read.read_ranks,
-    "prefix": read.read_text,
+    "prefix": lambda name, value: read.read_text(name, value, may_be_empty=True),
+    "progress": read.read_flag,
+    "debug": lambda name, value: read.read_count(name, value, least=0),
     "preload": read.read_modules,
     "max_restarts": lambda name, value: read.read_count(name, value, least=0),
     "device_visibility": lambda name, value: read.read_choice(name, value, ("all", "own")),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rankspawn.machine import RealMachine
+from rankspawn.notebooks import in_notebook
 from rankspawn.options import SpawnOptions, check_args, check_nprocs, check_rank_args, read_options
 from rankspawn.plan.describe import describe
 from rankspawn.plan.job import Job, make_plan, resolve
@@ -19,7 +20,12 @@ from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.limits import make_room_for_descriptors
 from rankspawn.workers.orders import StartSettings, Task
 from rankspawn.workers.start import start_group, warn_about_threads
-from rankspawn.workers.supervisor import Policy
+from rankspawn.workers.supervisor import Policy, Spectator
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.view.sources import Place
+    from rankspawn.view.wanted import Wanted
 
 
 def spawn_ranks(
@@ -44,17 +50,17 @@ def spawn_ranks(
     if not callable(func):
         raise TypeError(f"func must be callable, not {type(func).__name__}: {func!r}")
     options = read_options(given)
-    if options.tee or options.prefix is not None:
-        raise NotImplementedError("tee and prefix are planned; log_dir keeps each rank's output")
     arguments = check_args(args)
     job = resolve(check_nprocs(nprocs), options, os.environ, RealMachine())
     check_rank_args(options.rank_args, job.nprocs)
+    spectators = _spectators(job)
     if job.warning:
         warn_caller(job.warning, UserWarning)
     task = Task(func, arguments, options.kwargs, options.rank_args)
     settings = _settings(options, daemon=bool(daemon))
     warn_about_threads(settings)
-    return start_context(_starter(task, job, settings), _policy(options), join=bool(join))
+    start = _starter(task, job, settings)
+    return start_context(start, _policy(options), join=bool(join), spectators=spectators)
 
 
 def refuse_while_importing_main() -> None:
@@ -65,7 +71,63 @@ def refuse_while_importing_main() -> None:
 
 def _settings(options: SpawnOptions, *, daemon: bool) -> StartSettings:
     log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)
-    return StartSettings(options.start_method, daemon, options.preload, log_dir)
+    wanted = _wanted(options)
+    return StartSettings(
+        options.start_method,
+        daemon,
+        options.preload,
+        log_dir,
+        captures=wanted is not None and wanted.captures,
+        looked_at=options.progress,
+        debug_rank=options.debug,
+    )
+
+
+def _wanted(options: SpawnOptions) -> Wanted | None:
+    """What is to be shown; whoever asks for nothing does not even load what decides."""
+    asked = options.tee is not None or options.progress or in_notebook()
+    if not asked and options.prefix is None:
+        return None
+    from rankspawn.view.wanted import decide
+
+    return decide(options, in_notebook=in_notebook())
+
+
+def _spectators(job: Job) -> list[Spectator]:
+    """Who shows what the ranks do, or lends one of them the terminal."""
+    options = job.options
+    spectators: list[Spectator] = []
+    world_size = job.nprocs * len(job.topology.nodes)
+    if (options.tee, options.prefix, options.debug) != (None, None, None):
+        from rankspawn.view.wanted import check_wanted
+
+        check_wanted(options, world_size)
+    wanted = _wanted(options)
+    if wanted is not None:
+        from rankspawn.view.viewer import View
+
+        spectators.append(View(wanted, _places(job, world_size)))
+    if options.debug is not None:
+        if in_notebook():
+            raise ValueError(f"debug={options.debug} needs a terminal, which a notebook has not")
+        from rankspawn.workers.terminal import LentTerminal
+
+        spectators.append(LentTerminal(options.debug))
+    return spectators
+
+
+def _places(job: Job, world_size: int) -> list[Place]:
+    """What the view calls each rank of this node."""
+    from rankspawn.view.sources import Place
+
+    places = []
+    for at in range(job.nprocs):
+        device = job.devices[at].id if job.devices else None
+        name = job.device_type if device is None else f"{job.device_type} {device}"
+        gpu = device if job.device_type == "gpu" else None
+        rank = job.topology.node_rank * job.nprocs + at
+        places.append(Place(rank, at, world_size, name, gpu))
+    return places
 
 
 def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], WorkerGroup]:
@@ -75,7 +137,8 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
 
     def start(restart_count: int) -> WorkerGroup:
         # For each rank a port, a sentinel and an outcome; a log while it is being started.
-        make_room_for_descriptors(3 * job.nprocs)
+        # Where something is shown also its output, and copies of that and of the outcome.
+        make_room_for_descriptors((6 if _wanted(options) else 3) * job.nprocs)
         ports = hold_ports(job)
         try:
             plan = make_plan(job, ports.ports, run_id=run_id, restart_count=restart_count)
@@ -98,4 +161,9 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
 
 
 def _policy(options: SpawnOptions) -> Policy:
-    return Policy(options.grace_period, options.timeout, options.max_restarts)
+    return Policy(
+        options.grace_period,
+        options.timeout,
+        options.max_restarts,
+        interrupts_reach_workers=options.debug is None,
+    )

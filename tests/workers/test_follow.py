@@ -19,7 +19,7 @@ def pipe(
 ) -> Iterator[tuple[LogFollower, int]]:
     """A follower, and the end of a pipe at which all that it shows arrives."""
     if request.param == "by looking":
-        monkeypatch.setattr(follow, "_open_watch", lambda: None)
+        monkeypatch.setattr(follow, "open_watch", lambda: None)
     read, write = os.pipe()
     follower = LogFollower(write)
     yield follower, read

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
 import selectors
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +13,7 @@ import pytest
 from rankspawn.workers.wakeup import woken_by_signals
 from tests.descendants import Watched
 from tests.jobs import DEADLOCK
-
-ROOT = Path(__file__).parent.parent.parent
+from tests.terminal import Session
 
 PROGRAM = """
 import asyncio, logging, os, signal, sys, threading, time
@@ -83,72 +77,13 @@ if __name__ == "__main__":
 """
 
 
-class Session:
-    """The program in a terminal of its own, as its foreground process group."""
-
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        program = folder / "program.py"
-        program.write_text(PROGRAM)
-        self.master, slave = pty.openpty()
-        environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.in_terminal", str(program), *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environ,
-            cwd=ROOT,
-            start_new_session=True,
-        )
-        os.close(slave)
-        self.output = ""
-
-    def read_until(self, text: str, count: int = 1) -> None:
-        """Read what the terminal shows until the text was there so often."""
-        deadline = time.monotonic() + DEADLOCK
-        while self.output.count(text) < count and self._read(deadline):
-            pass
-        assert self.output.count(text) >= count, self.output
-
-    def pids(self) -> list[int]:
-        self.read_until("ready", 2)
-        words = self.output.split()
-        return [int(words[at + 1]) for at, word in enumerate(words) if word == "ready"]
-
-    def press_ctrl_c(self) -> None:
-        os.write(self.master, b"\x03")
-
-    def finish(self) -> int:
-        deadline = time.monotonic() + DEADLOCK
-        while self._read(deadline):
-            pass
-        return self.process.wait(DEADLOCK)
-
-    def _read(self, deadline: float) -> str:
-        left = max(0.0, deadline - time.monotonic())
-        ready, _, _ = select.select([self.master], [], [], left)
-        assert ready, f"nothing more came: {self.output}"
-        try:
-            text = os.read(self.master, 65536).decode()
-        except OSError:  # everybody closed the terminal
-            return ""
-        self.output += text
-        return text
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        os.close(self.master)
-
-
 @pytest.fixture
 def open_session(tmp_path: Path) -> Iterator[type[Session]]:
     sessions: list[Session] = []
 
     class Opened(Session):
         def __init__(self, *arguments: str) -> None:
-            super().__init__(tmp_path, *arguments)
+            super().__init__(tmp_path, PROGRAM, *arguments)
             sessions.append(self)
 
     yield Opened

@@ -81,6 +81,13 @@ def test_a_log_is_overwritten_by_the_next_run(tmp_path: Path) -> None:
     assert (tmp_path / "workerlog.0").read_text() == "line\n"
 
 
-def test_what_is_not_there_yet_is_refused() -> None:
-    with pytest.raises(NotImplementedError, match="tee and prefix are planned"):
-        rankspawn.spawn(print, nprocs=1, backend="gloo", tee=True)
+def print_bars_and_fail() -> None:
+    sys.stdout.write("first\n\r10%\r100%\n\x1b[2Klast")
+    jobs.fail("raise")
+
+
+def test_of_a_redrawn_line_the_error_has_the_last_state(tmp_path: Path) -> None:
+    with pytest.raises(ProcessRaisedException) as caught:
+        rankspawn.spawn(print_bars_and_fail, nprocs=1, backend="gloo", log_dir=tmp_path)
+
+    assert str(caught.value).splitlines()[2:5] == ["  | first", "  | 100%", "  | last"]

@@ -20,12 +20,13 @@ async def wait_until_finished(job: Supervisor) -> None:
     loop = asyncio.get_running_loop()
     job.awaiting += 1
     try:
-        while not job.finished:
-            group = job.group
-            await _news(job, group)
-            group.collect()
-            # A teardown takes up to the grace period, which the loop must not feel.
-            await loop.run_in_executor(None, job.settle_if_due, group)
+        with job.watched():
+            while not job.finished:
+                group = job.group
+                await _news(job, group)
+                group.collect()
+                # A teardown takes up to the grace period, which the loop must not feel.
+                await loop.run_in_executor(None, job.settle_if_due, group)
     except asyncio.CancelledError:
         if job.awaiting == 1:  # nobody else waits for it
             await asyncio.shield(loop.run_in_executor(None, job.stop, job.policy.grace_period))

@@ -12,7 +12,7 @@ import sys
 from _signal import SIG_IGN, SIG_UNBLOCK, SIGINT, pthread_sigmask, signal  # not enum: 2 ms
 
 from rankspawn.workers.parcel import open_parcel
-from rankspawn.workers.report import IN_FUNCTION, STACKS_SIGNAL, STARTED, Report
+from rankspawn.workers.report import DEAF_TO_INTERRUPTS, IN_FUNCTION, STACKS_SIGNAL, STARTED, Report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
     try:
         answer_stack_requests(report)
         report.stage(STARTED)
+        if report.flags() & DEAF_TO_INTERRUPTS:
+            signal(SIGINT, SIG_IGN)
         # Blocked by the parent until here, where an interrupt no longer prints a traceback.
         pthread_sigmask(SIG_UNBLOCK, (SIGINT,))
         task = get_task()
@@ -129,6 +131,21 @@ def redirect_output(log: int | None = None) -> None:
         # Whatever stood here wrote elsewhere, or holds text that the parent will print.
         sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - until the exit
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def take_terminal(*streams: int) -> None:
+    """For a forked worker that is debugged: read from and write to the parent's terminal.
+
+    Args:
+        streams: Its input, output and errors, if they have other numbers here.
+    """
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    # multiprocessing has put the null device here; and output may go through other objects.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - until the exit
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
 def run_and_leave(body: Callable[[], int], *, is_fork: bool = True) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -11,7 +11,7 @@ from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.process import RankProcess
 from rankspawn.workers.queues import RankQueue
 from rankspawn.workers.stacks import collect_stacks
-from rankspawn.workers.supervisor import Policy, Supervisor
+from rankspawn.workers.supervisor import Policy, Spectator, Supervisor
 
 
 class MultiprocessContext:
@@ -124,14 +124,18 @@ class MultiprocessContext:
 
 
 def start_context(
-    start: Callable[[int], WorkerGroup], policy: Policy, *, join: bool
+    start: Callable[[int], WorkerGroup],
+    policy: Policy,
+    *,
+    join: bool,
+    spectators: Sequence[Spectator] = (),
 ) -> MultiprocessContext:
     """Start a group and, if asked, wait for it.
 
     Somebody is there to stop the workers before the first one runs, so that an interrupt at any
     moment leaves none behind.
     """
-    supervisor = Supervisor(start, policy)
+    supervisor = Supervisor(start, policy, spectators)
     with supervisor.stopped_on_error(policy.grace_period):
         supervisor.begin()
         context = MultiprocessContext(supervisor)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
-from rankspawn.workers.logs import read_tail
 from rankspawn.workers.outcome import End, Outcome, Remains
 from rankspawn.workers.popen import STATUS_LOST
 
@@ -30,7 +29,7 @@ OURS = Wording()
 
 
 def make_error(
-    outcome: Outcome, remains: Remains, wording: Wording, log: str | None = None
+    outcome: Outcome, remains: Remains, wording: Wording, tail: str = ""
 ) -> ProcessException:
     """The error of one rank whose end is no success.
 
@@ -38,9 +37,8 @@ def make_error(
         outcome: How it ended.
         remains: What it left.
         wording: How to say it.
-        log: The path of its log, if it has one.
+        tail: Its last lines and where they are, if they are kept.
     """
-    tail = _describe_log(log)
     if outcome.end is not End.RAISED:
         detail = remains.text if outcome.end is End.EXITED else ""
         return _exited(outcome, detail, tail, wording)
@@ -59,13 +57,6 @@ def first_of(errors: Sequence[ProcessException], *, tries: int) -> ProcessExcept
     if tries > 1:
         first.add_note(f"The group was started {tries} times; this is how the last try failed.")
     return first
-
-
-def _describe_log(path: str | None) -> str:
-    if path is None:
-        return ""
-    lines = "".join(f"  | {line}\n" for line in read_tail(path))
-    return f"last lines of {path}:\n{lines}" if lines else f"nothing was printed to {path}\n"
 
 
 def _exited(outcome: Outcome, detail: str, tail: str, wording: Wording) -> ProcessExitedException:

@@ -14,6 +14,7 @@ import threading
 from dataclasses import dataclass
 
 from rankspawn.descriptors import Owned
+from rankspawn.workers.inotify import IN_MODIFY, call, open_watch
 from rankspawn.workers.wakeup import join_patiently
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _CHUNK = 64 * 1024
-_IN_MODIFY = 0x2
-_IN_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 # Where the system cannot say that a file has grown, we look this often.
 _LOOK_MILLISECONDS = 100
 
@@ -50,7 +49,7 @@ class LogFollower:
         self._is_gone = False
         self._is_finishing = False
         self._wakeup = Owned(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        self._watch = _open_watch()
+        self._watch = open_watch()
         self._watched: list[int] = []
         self._thread: threading.Thread | None = None
 
@@ -81,9 +80,9 @@ class LogFollower:
         # The kernel takes some milliseconds to free a watch. It does so by itself if the watch
         # was removed before, and otherwise in the close() that ends this process.
         for number in self._watched:
-            _call("inotify_rm_watch", self._watch.fileno(), number)
+            call("inotify_rm_watch", self._watch.fileno(), number)
         self._watched = [
-            _call("inotify_add_watch", self._watch.fileno(), os.fsencode(path), _IN_MODIFY)
+            call("inotify_add_watch", self._watch.fileno(), os.fsencode(path), IN_MODIFY)
             for path in paths
         ]
         if -1 in self._watched:
@@ -166,20 +165,3 @@ class LogFollower:
             except OSError:  # the reader of a pipe left, the terminal was closed
                 self._is_gone = True
                 return
-
-
-def _open_watch() -> Owned | None:
-    """Something that becomes readable when a file grows; None where there is no such thing."""
-    fd = _call("inotify_init1", _IN_CLOEXEC_NONBLOCK)
-    return Owned(fd) if fd >= 0 else None
-
-
-def _call(name: str, *arguments: object) -> int:
-    """Call a function of the C library that Python's own has no name for; -1 if that fails."""
-    try:
-        import _ctypes  # without the Python part of ctypes: 0.5 ms instead of 6
-
-        address = _ctypes.dlsym(_ctypes.dlopen(None, 0), name)  # type: ignore[arg-type]
-        return int(_ctypes.call_function(address, arguments))
-    except (ImportError, OSError, AttributeError):
-        return -1

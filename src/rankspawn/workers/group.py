@@ -63,6 +63,7 @@ class WorkerGroup:
         self.outcomes: dict[int, Outcome] = {}
         self._has_failed = False  # one of them is a failure
         self.remains: dict[int, Remains] = {}
+        self._last_lines: dict[int, str] = {}
         self._failure_event = failure_event
         self._resources = list(resources)
         self._stopped_ns: int | None = None
@@ -174,6 +175,7 @@ class WorkerGroup:
             if self.closed:
                 return
             self.closed = True
+            self._last_lines = {at: self.workers[at].describe_output() for at, _ in self.failures}
             if self._selecting_thread in (None, threading.get_ident()):
                 self._close_descriptors()
             else:  # who selects is woken up, and closes them
@@ -186,6 +188,7 @@ class WorkerGroup:
         self._selector.close()
         for worker in self.workers:
             worker.popen.close()
+            worker.close_output()
         while self._resources:
             self._resources.pop().close()
 
@@ -277,9 +280,9 @@ class WorkerGroup:
         """What a rank left; also of one that reported, but could not be reaped."""
         return self.remains.get(at) or self.workers[at].take_remains()
 
-    def log_of(self, at: int) -> str | None:
-        """Where a rank's output is kept, if it is."""
-        return self.workers[at].log
+    def output_of(self, at: int) -> str:
+        """A rank's last lines, for its error; also after the end of the group."""
+        return self._last_lines.get(at) or self.workers[at].describe_output()
 
     def _judge(self, at: int, exit_code: int | None, now: int) -> None:
         outcome = self.workers[at].judge(

@@ -30,6 +30,7 @@ from rankspawn.workers.child import (
     leave_if_orphaned,
     redirect_output,
     run_and_leave,
+    take_terminal,
     work,
 )
 from rankspawn.workers.forkserver import get_server
@@ -91,6 +92,8 @@ class _ForkLauncher:
         carry_mark(mark)
         leave_if_orphaned(self._parent)
         redirect_output(*log)
+        if order.has_terminal:
+            take_terminal()
         return work(Report(outcome, event), lambda: self._become(order))
 
     def _become(self, order: Order) -> Callable[[], Any]:
@@ -130,7 +133,8 @@ class _SpawnLauncher:
         child = subprocess.Popen(
             command("rankspawn.workers.child", [f"rankspawn-worker-{order.rank}", *numbers]),
             env=order.environment(),
-            stdin=subprocess.DEVNULL,  # the parent's input is not theirs to read
+            # The parent's input is not theirs to read.
+            stdin=None if order.has_terminal else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             pass_fds=(
@@ -165,12 +169,14 @@ class _ForkserverLauncher(_SpawnLauncher):
     def launch(self, _: RankProcess, order: Order) -> WorkerPopen:
         own = self._payload.part_of(order.index)
         environ = self._payload.add(self._server.changes_to(order.environment()))
+        streams = (0, 1, 2) if order.has_terminal else ()
+        log = (order.log.fileno(),) if order.log else ()
         return self._server.fork(
-            (order.rank, int(order.log is not None), environ, *self._tables, own.table),
+            (order.rank, len(streams or log), environ, *self._tables, own.table),
             (
                 *(order.outcome.fileno(), self._failure_event, self._payload.file.fileno()),
                 *(self._tracker, self._mark.fileno(), *self._payload.task.fds, *own.fds),
-                *((order.log.fileno(),) if order.log else ()),
+                *(streams or log),
             ),
         )
 

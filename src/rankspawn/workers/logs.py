@@ -1,10 +1,10 @@
-"""One log file per rank: where a worker's output goes, and its last lines for the error."""
+"""Where a worker's output goes: a log file, or one without a name; and its last lines."""
 
 from __future__ import annotations
 
 import os
 
-from rankspawn.descriptors import Owned
+from rankspawn.descriptors import Owned, anonymous_file
 
 # Enough to see what a rank did before it failed; the file has the rest.
 TAIL_LINES = 20
@@ -29,8 +29,24 @@ def open_log(path: str, *, keep: bool) -> Owned:
     return Owned(os.open(path, flags if keep else flags | os.O_TRUNC, 0o644))
 
 
+def open_capture() -> tuple[Owned, Owned]:
+    """A file without a name for a rank's output: one descriptor to append to it, one to read.
+
+    A file and no pipe, so that a worker never waits for whoever shows its output.
+    """
+    read = Owned(anonymous_file("rankspawn-output"))
+    try:
+        # Opened once more: descendants append to it, and the system tells of no changes that
+        # are made through the descriptor it was created with.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
+        return Owned(os.open(f"/proc/self/fd/{read.fileno()}", flags)), read
+    except BaseException:
+        read.close()
+        raise
+
+
 def read_tail(path: str, *, start: int = 0, lines: int = TAIL_LINES) -> list[str]:
-    """The last lines; none if the file is empty or gone.
+    """The last lines, as they look in the end; none if the file is empty or gone.
 
     Args:
         path: Of the log.
@@ -41,7 +57,29 @@ def read_tail(path: str, *, start: int = 0, lines: int = TAIL_LINES) -> list[str
         with open(path, "rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(start if start <= end else 0, end - lines * _BYTES_PER_LINE))
-            text = log.read().decode("utf-8", "replace")
+            data = log.read()
     except OSError:
         return []
-    return text.splitlines()[-lines:]
+    from rankspawn.workers.lines import LineAssembler  # on the way to an error only
+
+    assembler = LineAssembler()
+    found = [*assembler.feed(data), *assembler.finish()]
+    return [line.decode("utf-8", "replace") for line in found[-lines:]]
+
+
+def describe_tail(path: str, *, start: int = 0) -> str:
+    """A log's last lines and its path, for an error."""
+    lines = _quote(read_tail(path, start=start))
+    return f"last lines of {path}:\n{lines}" if lines else f"nothing was printed to {path}\n"
+
+
+def describe_capture(captured: Owned) -> str:
+    """The same of a file without a name."""
+    if captured.closed:
+        return ""
+    lines = _quote(read_tail(f"/proc/self/fd/{captured.fileno()}"))
+    return f"the last lines that it printed:\n{lines}" if lines else ""
+
+
+def _quote(lines: list[str]) -> str:
+    return "".join(f"  | {line}\n" for line in lines)

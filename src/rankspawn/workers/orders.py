@@ -33,6 +33,12 @@ class StartSettings:
     daemon: bool = False
     preload: tuple[str, ...] = ()
     log_dir: str | None = None
+    # Output goes to files without a name, for somebody to show it.
+    captures: bool = False
+    # Somebody looks at what workers say with rankspawn.report().
+    looked_at: bool = False
+    # The rank that gets this process's terminal.
+    debug_rank: int | None = None
     # Tensors among the arguments are put into shared memory, as torch's own spawn does.
     shares_tensors: bool = False
 
@@ -46,6 +52,8 @@ class Order:
     changes: Mapping[str, str | None]
     outcome: Owned
     log: Owned | None
+    # This rank reads and writes the terminal of the parent.
+    has_terminal: bool = False
 
     def environment(self) -> dict[str, str]:
         """All of its environment."""

@@ -11,6 +11,7 @@ the worker once 64 KiB are in it. The first page is a header::
     word 5  text: offset
     word 6  text: length
     word 7  1 once the report is as complete as it gets
+    word 8  flags: what the parent wants to be different from usual; its only word
 
 Runs in the worker, and is imported before anything else: nothing heavy at the top.
 """
@@ -26,12 +27,18 @@ from rankspawn.workers.parcel import PAGE, WORD, pack_words, write_parcel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 STARTED, IN_FUNCTION = 1, 2
 # FAILING: an exception was raised, and its traceback is not written yet.
 RETURNED, RAISED, EXITED, FAILING = 1, 2, 3, 4
 HEADER_WORDS = 8
+# Flags of the parent: somebody reads what is said with rankspawn.report(); and Ctrl-C is meant
+# for another rank, the one that is being debugged.
+LOOKED_AT, DEAF_TO_INTERRUPTS = 1, 2
+# What rankspawn.report() says, in the same file; see steps.py.
+STEPS_AT = 1024
 # Stacks are written far behind everything else; the file is sparse, so the gap costs nothing.
 STACKS_AT = 1 << 40
 # A real-time signal: programs use none of these, while SIGUSR1 and 2 mean preemption to many.
@@ -39,20 +46,36 @@ STACKS_SIGNAL = getattr(_signal, "SIGRTMAX", 0) and _signal.SIGRTMAX - 2
 _ONE = (1).to_bytes(8, "little")
 
 
+# The one of this process, if it is a worker.
+current: Report | None = None
+
+
 class Report:
     """Writes one rank's outcome."""
 
     def __init__(self, fd: int, failure_event: int) -> None:
+        global current  # noqa: PLW0603 - the process is in this state, not an object
+        current = self
         self._fd = fd
         self._failure_event = failure_event
         self._end = PAGE
         self._failed_ns = 0
         # How this rank ended is on record, whatever else may be missing.
         self.committed = False
+        # Writes what rankspawn.report() has put off, as a worker reports only now and then.
+        self.write_steps: Callable[[], None] | None = None
 
     def stage(self, stage: int) -> None:
         """Say how far the worker came."""
         self._put(0, [stage])
+
+    def flags(self) -> int:
+        """What the parent wants to be different from usual."""
+        return int.from_bytes(os.pread(self._fd, WORD, HEADER_WORDS * WORD), "little")
+
+    def put_steps(self, record: bytes) -> None:
+        """Keep what was said with ``rankspawn.report``."""
+        os.pwrite(self._fd, record, STEPS_AT)
 
     def open_for_stacks(self) -> int:
         """A descriptor with a position of its own, for faulthandler to write to."""
@@ -135,6 +158,8 @@ class Report:
         return table
 
     def _commit(self, kind: int, table: int, code: int, text: str) -> None:
+        if self.write_steps is not None:
+            self.write_steps()
         when = self._failed_ns or time.monotonic_ns()
         data = text.encode("utf-8", "backslashreplace")
         offset = self._end

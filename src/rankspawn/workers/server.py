@@ -22,6 +22,7 @@ from rankspawn.workers.child import (
     load_task,
     redirect_output,
     run_and_leave,
+    take_terminal,
     work,
 )
 from rankspawn.workers.preloading import load_what_workers_need, preload
@@ -119,13 +120,17 @@ def _run_worker(order: list[int], fds: list[int], requests: socket.socket) -> No
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        rank, has_log, environ, *tables = order
-        log = [fds.pop()] if has_log else []
+        rank, count, environ, *tables = order
+        # None, a log, or input, output and errors of a terminal.
+        streams = [fds.pop() for _ in range(count)][::-1]
         outcome, event, payload, tracker, mark, *inherited.received[:] = fds
         inherited.carry_mark(mark)
         _leave_if_orphaned(requests)
         requests.close()
-        redirect_output(*log)
+        if count > 1:
+            take_terminal(*streams)
+        else:
+            redirect_output(*streams)
         report = Report(outcome, event)
         return work(report, lambda: _become(rank, payload, environ, tracker, tables))
 

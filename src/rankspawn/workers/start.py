@@ -15,10 +15,12 @@ from rankspawn.warned import warn_caller
 from rankspawn.workers.group import WorkerGroup, assemble, report_unseen_failures
 from rankspawn.workers.launchers import LAUNCHERS, Launcher
 from rankspawn.workers.limits import explain_start_failure
-from rankspawn.workers.logs import log_path, open_log
+from rankspawn.workers.logs import log_path, open_capture, open_log
 from rankspawn.workers.marker import VARIABLE, variable_value
 from rankspawn.workers.orders import Order, StartSettings, Task
+from rankspawn.workers.parcel import WORD, pack_words
 from rankspawn.workers.process import RankProcess
+from rankspawn.workers.report import DEAF_TO_INTERRUPTS, HEADER_WORDS, LOOKED_AT
 from rankspawn.workers.worker import FunctionWorker, Worker
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -108,13 +110,17 @@ def start_workers(
         for index, changes in enumerate(environments):
             rank = first_rank + index
             outcome = Owned(anonymous_file("rankspawn-outcome"))
-            path = log_path(settings.log_dir, rank) if settings.log_dir else None
-            log = open_log(path, keep=is_restart) if path else None
-            order = Order(rank, index, changes, outcome, log)
+            if flags := _flags(settings, rank):
+                os.pwrite(outcome.fileno(), pack_words([flags]), HEADER_WORDS * WORD)
+            path, log, captured = _open_output(settings, rank, keep=is_restart)
+            start = 0 if path is None or log is None else os.fstat(log.fileno()).st_size
+            has_terminal = rank == settings.debug_rank
+            order = Order(rank, index, changes, outcome, log, has_terminal)
             process = RankProcess(rank, partial(launcher.launch, order=order), settings.daemon)
             process.start()
+            name, popen = f"rank {rank}", process.popen
             started.append(
-                FunctionWorker(rank, f"rank {rank}", process.popen, path, process, outcome)
+                FunctionWorker(rank, name, popen, path, process, outcome, captured, start)
             )
             if log is not None:
                 log.close()
@@ -125,6 +131,25 @@ def start_workers(
     finally:
         if launcher is not None:
             launcher.close()
+
+
+def _open_output(
+    settings: StartSettings, rank: int, *, keep: bool
+) -> tuple[str | None, Owned | None, Owned | None]:
+    """Where a rank's output goes: the log's path, what to write to, and what to read."""
+    if rank == settings.debug_rank:  # to the terminal
+        return None, None, None
+    if settings.log_dir is not None:
+        path = log_path(settings.log_dir, rank)
+        return path, open_log(path, keep=keep), None
+    return (None, *open_capture()) if settings.captures else (None, None, None)
+
+
+def _flags(settings: StartSettings, rank: int) -> int:
+    """What one worker is told in its report."""
+    is_bystander = settings.debug_rank not in (None, rank)
+    looked_at = LOOKED_AT if settings.looked_at else 0
+    return looked_at | (DEAF_TO_INTERRUPTS if is_bystander else 0)
 
 
 def warn_about_threads(settings: StartSettings) -> None:

@@ -10,11 +10,11 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from rankspawn.descriptors import stdio_occupied
 from rankspawn.errors import ProcessException, SpawnTimeoutError
@@ -33,6 +33,21 @@ class Policy:
     timeout: float | None = None
     max_restarts: int = 0
     wording: Wording = OURS
+    # False while one rank is debugged: then the others do not hear a Ctrl-C in the terminal.
+    interrupts_reach_workers: bool = True
+
+
+class Spectator(Protocol):
+    """Shows people what the ranks do; see ``rankspawn.view``."""
+
+    def begin(self, group: WorkerGroup, /) -> None:
+        """This group was started."""
+
+    def watched(self) -> AbstractContextManager[None]:
+        """In here somebody waits for the ranks."""
+
+    def finish(self) -> None:
+        """The group was closed: show the rest."""
 
 
 class Supervisor:
@@ -45,14 +60,21 @@ class Supervisor:
         awaiting: How many tasks await it; cancelling the last one stops the workers.
     """
 
-    def __init__(self, start: Callable[[int], WorkerGroup], policy: Policy) -> None:
+    def __init__(
+        self,
+        start: Callable[[int], WorkerGroup],
+        policy: Policy,
+        spectators: Sequence[Spectator] = (),
+    ) -> None:
         """Nothing runs before :meth:`begin`.
 
         Args:
             start: Starts a group; gets how many were started before.
             policy: How to supervise it.
+            spectators: Who shows what the ranks do.
         """
         self.policy = policy
+        self._spectators = spectators
         self.error: BaseException | None = None
         self.finished = False
         self.awaiting = 0
@@ -70,16 +92,25 @@ class Supervisor:
 
     def wait(self, condition: Callable[[], bool], deadline: float | None, grace: float) -> bool:
         """Wait for the condition, settling the group when there is something to settle."""
-        while not condition():
-            group = self.group
-            limits = [one for one in (deadline, self.deadline) if one is not None]
-            if not group.wait(partial(_either, condition, group), min(limits, default=None)):
-                if not self._is_overdue():
-                    return False
-                self._settle(group, grace)
-            elif not condition():
-                self._settle(group, grace)
-        return True
+        with self.watched():
+            while not condition():
+                group = self.group
+                limits = [one for one in (deadline, self.deadline) if one is not None]
+                if not group.wait(partial(_either, condition, group), min(limits, default=None)):
+                    if not self._is_overdue():
+                        return False
+                    self._settle(group, grace)
+                elif not condition():
+                    self._settle(group, grace)
+            return True
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """In here somebody waits for the ranks, and is shown what they do."""
+        with ExitStack() as stack:
+            for one in self._spectators:
+                stack.enter_context(one.watched())
+            yield
 
     def stop(self, grace: float, *, interrupted: bool = False) -> None:
         """End the group for good; see ``teardown`` for what ``interrupted`` means."""
@@ -95,7 +126,8 @@ class Supervisor:
             yield
         except BaseException as error:
             if hasattr(self, "group"):
-                self.stop(grace, interrupted=isinstance(error, KeyboardInterrupt))
+                interrupted = isinstance(error, KeyboardInterrupt)
+                self.stop(grace, interrupted=interrupted and self.policy.interrupts_reach_workers)
             raise
 
     def settle_if_due(self, group: WorkerGroup) -> None:
@@ -155,8 +187,8 @@ class Supervisor:
         return text if self.group.outcomes[at].end is End.RAISED else str(self.error_of(at))
 
     def _make_error(self, group: WorkerGroup, at: int) -> ProcessException:
-        wording, log = self.policy.wording, group.log_of(at)
-        return make_error(group.outcomes[at], group.remains_of(at), wording, log)
+        wording, tail = self.policy.wording, group.output_of(at)
+        return make_error(group.outcomes[at], group.remains_of(at), wording, tail)
 
     def error_of(self, at: int) -> BaseException:
         """Its own error, or what it fell victim to."""
@@ -168,6 +200,13 @@ class Supervisor:
         with stdio_occupied():
             self.group = self._start(self._restarts)
             self.group.supervisor = weakref.ref(self)
+        try:
+            for one in self._spectators:
+                one.begin(self.group)
+        except BaseException:  # no descriptors left, as a rule
+            self.group.stop(0.0)
+            self.group.close()
+            raise
 
     def _settle(self, group: WorkerGroup, grace: float) -> None:
         """End the group after a failure, a timeout or success; start the next one if allowed."""
@@ -185,6 +224,8 @@ class Supervisor:
 
     def _restart(self) -> None:
         self.group.close()
+        for one in self._spectators:
+            one.finish()
         self._restarts += 1
         try:
             self.begin()
@@ -208,8 +249,12 @@ class Supervisor:
                 tries=self._restarts + 1,
             )
         self.error = error
-        self.finished = True
         group.close()
+        try:
+            for one in self._spectators:
+                one.finish()
+        finally:  # also if that was interrupted
+            self.finished = True
 
     def _is_overdue(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline

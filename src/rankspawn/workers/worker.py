@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rankspawn.workers.logs import describe_capture, describe_tail
 from rankspawn.workers.outcome import (
     NO_REMAINS,
     NO_REPORT,
@@ -45,6 +46,10 @@ class Worker:
     name: str
     popen: WorkerPopen
     log: str | None
+
+    def describe_output(self) -> str:
+        """Its last lines, for an error."""
+        return "" if self.log is None else describe_tail(self.log)
 
     def header(self) -> Header:
         """Its report so far; empty if it writes none."""
@@ -86,6 +91,9 @@ class Worker:
     def close(self) -> None:
         """Let go of its report."""
 
+    def close_output(self) -> None:
+        """Let go of what it printed."""
+
 
 @dataclass(frozen=True, slots=True)
 class FunctionWorker(Worker):
@@ -94,10 +102,20 @@ class FunctionWorker(Worker):
     Attributes:
         process: The same process, as multiprocessing has it.
         report: The file in which it reports.
+        captured: The file that has its output, if that is kept without a log.
+        log_start: Where its output begins in its log; what is before is an earlier try's.
     """
 
     process: RankProcess
     report: Owned
+    captured: Owned | None = None
+    log_start: int = 0
+
+    def describe_output(self) -> str:
+        """Its last lines, for an error."""
+        if self.captured is not None:
+            return describe_capture(self.captured)
+        return "" if self.log is None else describe_tail(self.log, start=self.log_start)
 
     def header(self) -> Header:
         """Its report so far."""
@@ -135,6 +153,11 @@ class FunctionWorker(Worker):
         """Let go of its report."""
         self.report.close()
 
+    def close_output(self) -> None:
+        """Let go of what it printed."""
+        if self.captured is not None:
+            self.captured.close()
+
 
 def kill_started(started: Sequence[Worker]) -> None:
     """End the workers of a start that failed half-way."""
@@ -144,3 +167,4 @@ def kill_started(started: Sequence[Worker]) -> None:
         worker.popen.wait()
         worker.popen.close()
         worker.close()
+        worker.close_output()

@@ -1,0 +1,136 @@
+"""What processes and GPUs take, read from the system."""
+
+from __future__ import annotations
+
+import psutil
+
+from rankspawn.view.ranks import Usage
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+
+class ProcessMeter:
+    """CPU and memory of one worker; its descendants are not counted."""
+
+    def __init__(self, pid: int) -> None:
+        self._process: psutil.Process | None = None
+        self._looked = False
+        try:
+            self._process = psutil.Process(pid)
+        except psutil.Error:  # it ended already
+            return
+
+    def look(self) -> tuple[float | None, int | None]:
+        """Percent of one CPU since the last look, and resident bytes; None if it is gone."""
+        if self._process is None:
+            return None, None
+        try:
+            cpu = self._process.cpu_percent()
+            memory = self._process.memory_info().rss
+        except (psutil.Error, OSError):
+            self._process = None
+            return None, None
+        if not memory:  # it has ended, and nobody took note so far
+            return None, None
+        # The first look has nothing to compare with.
+        looked, self._looked = self._looked, True
+        return cpu if looked else None, memory
+
+
+class GpuMeter:
+    """Memory in use on NVIDIA GPUs, by NVIDIA's management library; on others nothing.
+
+    It is the device's, not the process's: a container does not tell NVML's process ids, and
+    each rank has a device of its own.
+
+    Args:
+        library: As the loader knows it.
+    """
+
+    def __init__(self, library: str = "libnvidia-ml.so.1") -> None:
+        self._nvml = _open(library)
+        self._handles: dict[str, Any] = {}
+
+    @property
+    def is_there(self) -> bool:
+        """NVML could be loaded."""
+        return self._nvml is not None
+
+    def used(self, device_id: str) -> int | None:
+        """Bytes in use on a device, by its absolute id: an ordinal, or ``GPU-<uuid>``."""
+        if self._nvml is None:
+            return None
+        import ctypes
+
+        # Total, free and used, in bytes.
+        memory = (ctypes.c_ulonglong * 3)()
+        try:
+            handle = self._handles.get(device_id) or self._find(device_id)
+            if handle is None or self._nvml.nvmlDeviceGetMemoryInfo(handle, memory):
+                return None
+        except AttributeError:  # another library than we thought
+            return None
+        self._handles[device_id] = handle
+        return memory[2]
+
+    def _find(self, device_id: str) -> Any:
+        import ctypes
+
+        assert self._nvml is not None
+        handle = ctypes.c_void_p()
+        if device_id.isdecimal():
+            index = ctypes.c_uint(int(device_id))
+            failed = self._nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle))
+        else:
+            name = ctypes.c_char_p(device_id.encode())
+            failed = self._nvml.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle))
+        return None if failed else handle
+
+    def close(self) -> None:
+        """Let go of the library."""
+        nvml, self._nvml = self._nvml, None
+        if nvml is not None:
+            nvml.nvmlShutdown()
+
+
+def _open(library: str) -> Any:
+    try:
+        # A machine without the library is found out about in 0.5 ms; ctypes takes 6.
+        import _ctypes
+
+        _ctypes.dlopen(library, 0)
+        import ctypes
+
+        nvml = ctypes.CDLL(library)
+        return None if nvml.nvmlInit_v2() else nvml
+    except (OSError, AttributeError, ImportError):
+        return None
+
+
+class Meters:
+    """Those of all ranks of a group.
+
+    Args:
+        pids: By rank.
+        gpus: The id of each rank's GPU; None for one that has none.
+    """
+
+    def __init__(self, pids: Sequence[int], gpus: Sequence[str | None]) -> None:
+        self._processes = [ProcessMeter(pid) for pid in pids]
+        self._gpus = gpus
+        self._gpu_meter = GpuMeter() if any(gpus) else None
+
+    def look(self, at: int) -> Usage:
+        """What the rank at this place takes now."""
+        cpu, memory = self._processes[at].look()
+        gpu = self._gpus[at]
+        used = self._gpu_meter.used(gpu) if gpu and self._gpu_meter else None
+        return Usage(cpu, memory, used)
+
+    def close(self) -> None:
+        """Let go of the management library."""
+        if self._gpu_meter is not None:
+            self._gpu_meter.close()

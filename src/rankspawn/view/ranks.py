@@ -1,0 +1,159 @@
+"""What is known of each rank, as rows for people. No effects in here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isnan
+
+from rankspawn.workers.outcome import End
+from rankspawn.workers.report import IN_FUNCTION, RETURNED, STARTED
+from rankspawn.workers.steps import HEAD, TAIL
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankspawn.workers.outcome import Outcome
+
+_STATES = {0: "starting", STARTED: "loading", IN_FUNCTION: "running"}
+_ENDS = {End.RETURNED: "done", End.STOPPED: "stopped"}
+# Of more ranks a line each would bury everything else.
+_MOST_LINES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What a rank said last: how far it is, of how much, and what else."""
+
+    step: float | None = None
+    total: float | None = None
+    text: str = ""
+
+    @property
+    def fraction(self) -> float | None:
+        """From 0 to 1, if both numbers are there."""
+        if self.step is None or not self.total or self.total < 0:
+            return None
+        return min(1.0, max(0.0, self.step / self.total))
+
+    def describe(self) -> str:
+        """As in ``120/1000 12% loss=0.25``."""
+        words = []
+        if self.step is not None:
+            of = "" if self.total is None else f"/{self.total:g}"
+            words.append(f"{self.step:.10g}{of}")
+        if self.fraction is not None:
+            words.append(f"{self.fraction:.0%}")
+        return " ".join([*words, self.text]).strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a rank takes; None for what is not known."""
+
+    cpu_percent: float | None = None
+    memory: int | None = None
+    gpu_memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One rank, at one moment."""
+
+    rank: int
+    device: str
+    state: str
+    usage: Usage = Usage()
+    steps: Steps | None = None
+    line: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """It does not run any more."""
+        return self.state not in _STATES.values()
+
+
+def state_of(stage: int, kind: int, outcome: Outcome | None) -> str:
+    """One word for what a rank does, or how it ended.
+
+    Args:
+        stage: How far it came, by its report.
+        kind: How it ended, by its report; 0 if it has not.
+        outcome: What became of it, once the group took note of that.
+    """
+    if outcome is not None:
+        return _ENDS.get(outcome.end, "failed")
+    if kind:
+        return "done" if kind == RETURNED else "failed"
+    return _STATES.get(stage, "running")
+
+
+def unpack_steps(record: bytes) -> Steps | None:
+    """What a record says; None if nothing was said, or if it was being written."""
+    if len(record) < HEAD.size + TAIL.size:
+        return None
+    serial, step, total, length = HEAD.unpack_from(record)
+    end = HEAD.size + length
+    if not serial or end + TAIL.size > len(record) or TAIL.unpack_from(record, end)[0] != serial:
+        return None
+    text = record[HEAD.size : end].decode("utf-8", "replace")
+    return Steps(None if isnan(step) else step, None if isnan(total) else total, text)
+
+
+def size_text(size: int | None) -> str:
+    """As in ``1.5 GiB``."""
+    if size is None:
+        return ""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1000:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}"
+
+
+def percent_text(value: float | None) -> str:
+    """As in ``98%``."""
+    return "" if value is None else f"{value:.0f}%"
+
+
+def summarize(rows: Sequence[RankRow], seconds: float) -> str:
+    """One line on all of them, as in ``8 ranks after 12 s: 7 running, 1 done``."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.state] = counts.get(row.state, 0) + 1
+    states = ", ".join(f"{count} {state}" for state, count in counts.items())
+    noun = "rank" if len(rows) == 1 else "ranks"
+    return f"{len(rows)} {noun} after {seconds:.0f} s: {states}"
+
+
+def plain_lines(rows: Sequence[RankRow], seconds: float) -> list[str]:
+    """The same for output that is no terminal: a line per rank, of many ranks one for all."""
+    if len(rows) <= _MOST_LINES:
+        return [_plain_line(row, seconds) for row in rows]
+    lines = [summarize(rows, seconds)]
+    slowest = _slowest(rows)
+    if slowest is not None and slowest.steps is not None:
+        lines[0] += f"; slowest rank {slowest.rank}: {slowest.steps.describe()}"
+    return lines
+
+
+def _plain_line(row: RankRow, seconds: float) -> str:
+    parts = [
+        f"rank {row.rank} ({row.device}) {row.state} after {seconds:.0f} s",
+        row.steps.describe() if row.steps is not None else row.line,
+        f"CPU {percent_text(row.usage.cpu_percent)}" if row.usage.cpu_percent is not None else "",
+        size_text(row.usage.memory),
+        f"GPU {size_text(row.usage.gpu_memory)}" if row.usage.gpu_memory is not None else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _slowest(rows: Sequence[RankRow]) -> RankRow | None:
+    """The one that is least far, of those that say how far they are."""
+    saying = [
+        (row.steps.step, row.rank, row)
+        for row in rows
+        if row.steps is not None and row.steps.step is not None and not row.is_over
+    ]
+    return min(saying, key=lambda entry: entry[:2])[2] if saying else None
