@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.interop.launchers import free_port
 from tests.launch.running import Done, environment, rankrun
 
 pytestmark = pytest.mark.interop
@@ -176,6 +177,37 @@ def test_a_failing_rank_does_not_leave_the_other_waiting(script: Path) -> None:
     assert done.code == 1
     assert "rank 1 on" in done.errors
     assert "ValueError: of rank 1" in done.errors
+
+
+@pytest.mark.parametrize("nprocs", [1, 2])
+def test_training_on_two_nodes(script: Path, nprocs: int) -> None:
+    """Over loopback; the same command for both."""
+    command = [sys.executable, "-m", "rankspawn.launch", "--device_type=cpu", "--nnodes=2"]
+    command += [f"--master=127.0.0.1:{free_port()}", f"--nproc_per_node={nprocs}"]
+    quiet = {"TMPDIR": str(script.parent), "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(
+            [*command, f"--log_dir={script.parent / 'log'}", script.name],
+            cwd=script.parent,
+            env=environment(RANKSPAWN_JOB_TOKEN="a token of the tests", **quiet),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    outputs = [node.communicate(timeout=DEADLOCK)[0] for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    logs = [script.parent / "log" / f"workerlog.{rank}" for rank in range(2 * nprocs)]
+    results = results_in(*(log.read_text() for log in logs))
+    assert [one["rank"] for one in results] == list(range(2 * nprocs))
+    assert {one["size"] for one in results} == {2 * nprocs}
+    assert {one["total"] for one in results} == {float(sum(range(2 * nprocs)))}
+    for one in results:
+        assert one["parameters"] == results[0]["parameters"]
+    # Each node shows the first of its own.
+    shown = [one["rank"] for output in outputs for one in results_in(output)]
+    assert sorted(shown) == [0, nprocs]
 
 
 def test_two_jobs_at_once(script: Path) -> None:

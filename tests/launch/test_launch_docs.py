@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rankspawn.launch.flags import FLAGS, IPU_FLAGS
+from tests.launch.members import free_port, running_job
 from tests.launch.running import ROOT, rankrun
 
 PAGE = (ROOT / "docs" / "launch.md").read_text()
@@ -23,6 +24,8 @@ COMMANDS = [
     for block, shown in _COMMANDS.findall(PAGE)
     for line in block.replace("\\\n", "").splitlines()
 ]
+
+TOGETHER = re.findall(r"<!-- runs on two nodes -->\n```sh\n(.*?)\n```", PAGE, re.DOTALL)
 
 
 def test_the_table_has_every_flag_with_its_variable() -> None:
@@ -51,3 +54,21 @@ def test_commands_work(tmp_path: Path, command: str, shown: str) -> None:
     if shown:
         assert done.output == shown
     assert (tmp_path / "log" / "workerlog.1").exists()
+
+
+@pytest.mark.parametrize("command", TOGETHER)
+def test_commands_for_two_nodes_work(tmp_path: Path, command: str) -> None:
+    assert _SCRIPT is not None
+    (tmp_path / "train.py").write_text(_SCRIPT[1])
+    words = shlex.split(command.replace("10.0.0.1:29500", f"127.0.0.1:{free_port()}"))
+    assert words.pop(0) == "rankrun"
+    with running_job(tmp_path) as job:
+        for _ in range(2):
+            job.start(*words[:-3], script=words[-3:])
+        assert job.codes() == [0, 0]
+    ranks = [log.name for log in tmp_path.rglob("workerlog.*")]
+    assert sorted(ranks) == [f"workerlog.{rank}" for rank in range(4)]
+
+
+def test_there_is_one() -> None:
+    assert TOGETHER

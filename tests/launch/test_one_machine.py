@@ -459,7 +459,7 @@ class TestEnds:
             (["./plain"], 126, "chmod +x"),
             ([], 2, "the script is missing"),
             (["--nproc_per_nod", "2", "train.py"], 2, "did you mean --nproc_per_node?"),
-            (["--nnodes", "2", "./plain"], 2, "several nodes"),
+            (["--nnodes", "2", "--rank", "2", "./plain"], 2, "--rank 2 is out of range"),
             (["--devices", "4", "ipu", "train.py"], 2, "--hosts"),
         ],
     )
@@ -681,7 +681,7 @@ def test_the_console_command() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert project["scripts"] == {"rankrun": "rankspawn.launch.cli:main"}
+    assert project["scripts"]["rankrun"] == "rankspawn.launch.cli:main"
 
 
 def test_imports_are_light(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""One node's part of a job: starts its pod, waits, and decides what happens next.
+"""A job on one machine: starts its pod, waits, and decides what happens next.
 
 Everything that can happen is a readable descriptor in one selector: a signal to the launcher,
-the end of a program. With several nodes, a change among them is one more.
+the end of a program. With several nodes (``member_agent``), what they agree on is one more.
 """
 
 from __future__ import annotations
@@ -44,12 +44,14 @@ class Result:
         endings: How each program ended, of the last start.
         cause: The failure that came first, if one did.
         tries: How often the programs were started.
+        text: With several nodes, what went wrong on any of them, the root cause last.
     """
 
     exit_code: int
     endings: list[Ending]
     cause: Ending | None
     tries: int
+    text: str = ""
 
 
 def may_restart(config: LaunchConfig, restarts: int) -> bool:
@@ -110,11 +112,7 @@ class Agent:
             pod.close()
 
     def _wait(self, pod: Pod) -> Event:
-        """Block until there is something to decide.
-
-        With several nodes, the membership's descriptor is registered here beside these two, and
-        asked after each look, before the pod: a failure elsewhere is the cause of those here.
-        """
+        """Block until there is something to decide."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._signals, selectors.EVENT_READ)
             selector.register(pod, selectors.EVENT_READ)

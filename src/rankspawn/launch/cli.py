@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rankspawn.launch.agent import Result
     from rankspawn.launch.config import LaunchConfig
     from rankspawn.launch.signals import Signals
+    from rankspawn.workers.follow import LogFollower
 
 __all__ = ["main"]
 
@@ -41,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         # A closed standard stream would leave its number to a descriptor of ours.
         with stdio_occupied():
-            return _launch(_configure(sys.argv[1:] if argv is None else argv))
+            words = sys.argv[1:] if argv is None else argv
+            return _launch(_configure(words), words)
     except HelpRequest as request:
         with suppress(BrokenPipeError):  # `rankrun --help | head`
             os.write(1, f"{request.text}\n".encode())
@@ -69,24 +71,52 @@ def _configure(argv: Sequence[str]) -> LaunchConfig:
     return config
 
 
-def _launch(config: LaunchConfig) -> int:
+def _launch(config: LaunchConfig, argv: Sequence[str]) -> int:
     """Start the workers, wait for them, and tell how it went."""
     # Imported here, since a usage error needs none of them.
-    from rankspawn.launch.agent import Agent
-    from rankspawn.launch.one_machine import OneMachine
     from rankspawn.launch.signals import Signals
     from rankspawn.workers.follow import LogFollower
 
     with Signals() as signals:
         follower = LogFollower(1)
-        here = OneMachine(config, follower)
         try:
-            result = Agent(config, here.start, signals).run()
+            if config.spans_machines:
+                result = _run_as_member(config, argv, follower, signals)
+            else:
+                result = _run_alone(config, follower, signals)
         finally:
             _wait_for_terminal(follower.finish, signals)
         _say_goodbye(result, signals.ending)
         _wait_for_terminal(console.tear_down, signals)
     return result.exit_code
+
+
+def _run_alone(config: LaunchConfig, follower: LogFollower, signals: Signals) -> Result:
+    from rankspawn.launch.agent import Agent
+    from rankspawn.launch.one_machine import OneMachine
+
+    here = OneMachine(config, follower)
+    return Agent(config, here.start, signals).run()
+
+
+def _run_as_member(
+    config: LaunchConfig, argv: Sequence[str], follower: LogFollower, signals: Signals
+) -> Result:
+    """Take part in a job of several nodes."""
+    from rankspawn.launch.agent import Result
+    from rankspawn.launch.many_machines import ManyMachines
+    from rankspawn.launch.member_agent import MemberAgent
+
+    here = ManyMachines(config, follower)
+    try:
+        with signals.impatient():
+            session = here.meet(argv)
+        return MemberAgent(here, session, signals).run()
+    except ImpatientError:  # before it met anybody
+        assert signals.ending is not None, "it was raised by one"
+        return Result(128 + signals.ending, [], None, 0)
+    finally:
+        here.close()
 
 
 def _wait_for_terminal(finish: Callable[[float | None], None], signals: Signals) -> None:
@@ -98,8 +128,6 @@ def _wait_for_terminal(finish: Callable[[float | None], None], signals: Signals)
 def _check_nodes(config: LaunchConfig) -> None:
     if config.node_rank >= config.max_nodes:
         raise UsageError(f"--rank {config.node_rank} needs --nnodes, the number of nodes")
-    if config.max_nodes > 1:
-        raise UsageError("jobs on several nodes are not there yet")
 
 
 def _check_script(config: LaunchConfig) -> None:
@@ -121,8 +149,11 @@ def _say_goodbye(result: Result, ending: int | None) -> None:
     from rankspawn.workers.logs import read_tail
 
     host = os.uname().nodename
-    logger.info("%s", summarize(result.endings, host=host, tries=result.tries))
-    if result.cause is not None:
+    if result.tries:
+        logger.info("%s", summarize(result.endings, host=host, tries=result.tries))
+    if result.text:
+        logger.critical("%s", result.text)
+    elif result.cause is not None:
         lines = read_tail(result.cause.log, start=result.cause.log_start, lines=LINES_READ)
         logger.critical("%s", describe_cause(result.cause, lines, host=host))
     elif result.exit_code and ending is not None:

@@ -79,6 +79,7 @@ class LaunchConfig:
     max_restart: int = 3
     elastic_level: int = -1
     elastic_timeout: float = 30.0
+    node_timeout: float = 10.0
     grace_period: float = 10.0
     servers: tuple[str, ...] = ()
     trainers: tuple[str, ...] = ()
@@ -97,6 +98,16 @@ class LaunchConfig:
     def is_elastic(self) -> bool:
         """The number of nodes may change while the job runs."""
         return self.min_nodes < self.max_nodes
+
+    @property
+    def spans_machines(self) -> bool:
+        """It has, or may have, more than one node."""
+        listed = (*self.servers, *self.trainers, *self.heter_workers)
+        hosts = {endpoint.rpartition(":")[0] for endpoint in listed}
+        # Two names of one machine.
+        if {"localhost", "127.0.0.1"} <= hosts:
+            hosts.remove("localhost")
+        return self.max_nodes > 1 or len(hosts) > 1
 
     def command(self, python: str) -> tuple[str, ...]:
         """What each worker executes; Python unbuffered, so that logs are complete."""

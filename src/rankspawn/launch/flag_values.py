@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 RUN_MODES = ("collective", "ps", "ps-heter")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+_LEAST_SILENCE, _MOST_SILENCE = 2, 120
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
 
@@ -83,6 +84,15 @@ def seconds(origin: str, given: str) -> float:
         value = -1.0
     if not 0 <= value < float("inf"):
         raise ValueError(f"{origin}={given!r} is no number of seconds, such as 30 or 2.5")
+    return value
+
+
+def node_timeout(origin: str, given: str) -> float:
+    """How long a node may be silent: not less than a busy machine is, now and then."""
+    value = seconds(origin, given)
+    if not _LEAST_SILENCE <= value <= _MOST_SILENCE:
+        allowed = f"from {_LEAST_SILENCE} to {_MOST_SILENCE}"
+        raise ValueError(f"{origin}={given} is out of range: it must be {allowed} seconds")
     return value
 
 

@@ -109,7 +109,11 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "address at which the other nodes reach this one",
             other_variable="POD_IP",
         ),
-        Flag("start_port", read.port, "first port of the workers on several nodes (6070)"),
+        Flag(
+            "start_port",
+            read.port,
+            "first port of the workers on several nodes; without it, free ones",
+        ),
         Flag("job_id", read.text, "name of the job (default)"),
         Flag("ips", read.addresses, "", deprecated="--nnodes and --master"),
     ),
@@ -123,6 +127,11 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         ),
         Flag(
             "elastic_timeout", read.seconds, "seconds to wait for more nodes than the fewest (30)"
+        ),
+        Flag(
+            "node_timeout",
+            read.node_timeout,
+            "seconds without a sign of life after which a node counts as dead (10)",
         ),
         Flag("grace_period", read.seconds, "seconds between SIGTERM and SIGKILL (10)"),
     ),

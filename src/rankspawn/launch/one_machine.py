@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from dataclasses import replace
 
 from rankspawn.launch.controllers import plan_programs, ports_needed
 from rankspawn.launch.controllers.resources import resolve_job
-from rankspawn.launch.flags import UsageError
-from rankspawn.launch.pod import Pod, name_of
+from rankspawn.launch.pod import Pod
+from rankspawn.launch.preparing import TemporaryFolder, announce, warn_about_cpu
 from rankspawn.launch.programs import Node
-from rankspawn.launch.words import count_workers
 from rankspawn.machine import RealMachine
 from rankspawn.plan.ports import HeldPorts
 from rankspawn.plan.topology import join
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rankspawn.descriptors import Closable
     from rankspawn.launch.config import LaunchConfig
     from rankspawn.launch.programs import ProgramSpec
-    from rankspawn.plan.job import Job
     from rankspawn.workers.follow import LogFollower
 
 __all__ = ["OneMachine"]
-
-logger = logging.getLogger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 
@@ -52,7 +45,7 @@ class OneMachine:
         self._name = os.urandom(3).hex()
         if config.run_mode != "ipu":
             self._job = resolve_job(config, os.environ, self._machine)
-            _warn_about_cpu(self._job)
+            warn_about_cpu(self._job)
 
     def start(self, restart_count: int) -> Pod:
         """Start all programs, or none.
@@ -64,7 +57,7 @@ class OneMachine:
         resources: list[Closable] = []
         try:
             specs = self._plan(restart_count, resources)
-            _announce(specs, self._config.log_dir)
+            announce(specs, self._config.log_dir)
             return Pod(
                 specs,
                 log_dir=self._config.log_dir,
@@ -84,7 +77,7 @@ class OneMachine:
         node, master = self._hold_ports(resources)
         gloo_path = ""
         if self._config.run_mode != "collective":
-            folder = _Folder(f"rankspawn-gloo-{self._run_id}-{restart_count}")
+            folder = TemporaryFolder(f"rankspawn-gloo-{self._run_id}-{restart_count}")
             resources.append(folder)
             gloo_path = folder.path
         return plan_programs(
@@ -123,44 +116,6 @@ class OneMachine:
     def _hold_listed(self, resources: list[Closable]) -> Node:
         from rankspawn.launch.controllers.roles import listed_nodes
 
-        nodes, me = listed_nodes(self._config, self._machine)
-        if len(nodes) > 1:
-            raise UsageError(
-                "--servers and --trainers name several hosts; jobs on several nodes are not there "
-                "yet"
-            )
-        node = nodes[me]
+        (node,), _ = listed_nodes(self._config, self._machine)
         resources.append(HeldPorts.fixed(node.ports, node.host))
         return replace(node, name=self._name)
-
-
-def _announce(specs: Sequence[ProgramSpec], log_dir: str) -> None:
-    logger.info("%s, logs in %s", count_workers(len(specs)), log_dir)
-    for spec in specs:
-        # Only what we set ourselves: the rest of the environment is nobody else's business.
-        variables = " ".join(
-            f"{name}={value}" for name, value in sorted(spec.env.items()) if value is not None
-        )
-        logger.debug("%s: %s\n  %s", name_of(spec), " ".join(spec.command), variables)
-
-
-def _warn_about_cpu(job: Job) -> None:
-    if job.warning:
-        # It is written for spawn's option.
-        logger.warning("%s", job.warning.replace("backend='gloo'", "--device_type cpu"))
-
-
-class _Folder:
-    """A folder among the temporary files, removed with what is in it."""
-
-    def __init__(self, name: str) -> None:
-        import tempfile
-
-        self.path = os.path.join(tempfile.gettempdir(), name)
-        os.mkdir(self.path, 0o700)
-
-    def close(self) -> None:
-        """Remove it; a second call does nothing."""
-        import shutil
-
-        shutil.rmtree(self.path, ignore_errors=True)

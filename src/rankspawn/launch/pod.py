@@ -61,6 +61,7 @@ class Pod:
         grace: Seconds between SIGTERM and SIGKILL.
         follower: Shows the logs of those that belong on the terminal.
         resources: What the programs need while they run; closed with the pod.
+        outer_mark: A mark for all of them to carry beside the pod's own.
 
     Raises:
         OSError: One of them could not be started; none is left.
@@ -75,6 +76,7 @@ class Pod:
         grace: float,
         follower: LogFollower,
         resources: Sequence[Closable] = (),
+        outer_mark: str | None = None,
     ) -> None:
         self.specs = list(specs)
         self._grace = grace
@@ -83,6 +85,7 @@ class Pod:
         self._log_starts = [_size(path) if keep_logs else 0 for path in self._logs]
         # Those who serve the trainers can be stopped without what the trainers left running.
         self._helpers_mark = new_mark()
+        self._outer_mark = outer_mark
         self._trainers = {at for at, spec in enumerate(specs) if spec.role == TRAINER}
         # For each program a port, a sentinel and a log while it is being started.
         make_room_for_descriptors(3 * len(self.specs))
@@ -111,8 +114,13 @@ class Pod:
             self._logs[at],
             # A debugger in the process whose output is shown can be talked to.
             reads_input=spec.on_terminal and spec.role == TRAINER,
-            second_mark=None if at in self._trainers else self._helpers_mark,
+            second_mark=self._more_marks(at),
         )
+
+    def _more_marks(self, at: int) -> str | None:
+        helper = None if at in self._trainers else self._helpers_mark
+        marks = [mark for mark in (self._outer_mark, helper) if mark is not None]
+        return "/".join(marks) or None
 
     def fileno(self) -> int:
         """Readable when :meth:`collect` has something to do."""
@@ -129,6 +137,16 @@ class Pod:
         return not running & self._trainers if self._trainers else not running
 
     @property
+    def has_trainers(self) -> bool:
+        """Some of its programs are trainers; else it only serves those of other nodes."""
+        return bool(self._trainers)
+
+    @property
+    def is_empty(self) -> bool:
+        """No program runs any more."""
+        return not self._group.sentinels
+
+    @property
     def failures(self) -> list[Ending]:
         """Those that failed by themselves, first one first."""
         return [self._ending(at) for at, _ in self._group.failures]
@@ -143,12 +161,16 @@ class Pod:
         for at in self._group.sentinels.values():
             self._group.workers[at].popen.send_signal(number)
 
-    def stop(self, *, interrupted: bool = False) -> None:
+    def stop(self, *, interrupted: bool = False, grace: float | None = None) -> None:
         """End what still runs, and what it started.
 
         An exception cuts the grace period short; :meth:`kill` then makes sure.
+
+        Args:
+            interrupted: The launcher got SIGINT.
+            grace: Seconds between SIGTERM and SIGKILL, if others than the pod's.
         """
-        self._group.stop(self._grace, interrupted=interrupted)
+        self._group.stop(self._grace if grace is None else grace, interrupted=interrupted)
 
     def stop_helpers(self) -> None:
         """After the trainers succeeded: end who served them, and leave alone what they left."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rankspawn.launch.config import LaunchConfig
     from rankspawn.plan.facts import Machine
 
-__all__ = ["Layout", "Seat", "lay_out", "listed_nodes"]
+__all__ = ["Layout", "Seat", "lay_out", "listed_nodes", "own_place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ def listed_nodes(config: LaunchConfig, machine: Machine) -> tuple[list[Node], in
             f"--nnodes {config.max_nodes} and --servers/--trainers contradict each other: these "
             f"name {len(ports)} hosts ({', '.join(ports)}); leave --nnodes out"
         )
-    me = _own_place(list(ports), config.host, machine)
+    me = own_place(list(ports), config.host, machine)
     return [Node(n, host, tuple(own)) for n, (host, own) in enumerate(ports.items())], me
 
 
@@ -200,14 +200,28 @@ def _find_nodes(name: str, listed: Sequence[str], hosts: dict[str, Node]) -> tup
     return tuple(seats)
 
 
-def _own_place(hosts: list[str], given: str | None, machine: Machine) -> int:
-    """Which of the hosts is this machine."""
+def own_place(
+    hosts: list[str],
+    given: str | None,
+    machine: Machine,
+    *,
+    flags: str = "--servers and --trainers",
+) -> int:
+    """Which of the hosts is this machine.
+
+    Args:
+        hosts: What was listed.
+        given: This machine's address, if the user gave it.
+        machine: This one.
+        flags: Where the hosts come from, for messages.
+
+    Raises:
+        UsageError: None of them, or several.
+    """
     listed = ", ".join(hosts)
     if given is not None:
         if _plain(given) not in hosts:
-            raise UsageError(
-                f"--host {given} is not among the hosts of --servers and --trainers: {listed}"
-            )
+            raise UsageError(f"--host {given} is not among the hosts of {flags}: {listed}")
         return hosts.index(_plain(given))
     own = machine.addresses()
     places = [
@@ -220,7 +234,7 @@ def _own_place(hosts: list[str], given: str | None, machine: Machine) -> int:
     addresses = ", ".join(sorted(own)) or "none"
     problem = "several" if places else "none"
     raise UsageError(
-        f"{problem} of the hosts of --servers and --trainers ({listed}) belong to this machine, "
+        f"{problem} of the hosts of {flags} ({listed}) belong to this machine, "
         f"whose addresses are {addresses}: say with --host which one this node is"
     )
 

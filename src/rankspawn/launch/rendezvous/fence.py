@@ -1,0 +1,190 @@
+"""Kills workers whose node may have lost its lease, whatever became of the launcher.
+
+A small process outside of the launcher, which tells it up to when the lease is good and which
+marks the workers carry. When that time passes without another word it kills all that carry
+them, and goes on doing so until the lease is good again, because a launcher that was asleep may
+start a worker a moment too late. It does not matter whether the launcher is stopped, swapped out,
+blocked or dead: also after its death the fence waits for the time that it was told last.
+
+The guardian of a group (``workers.guardian``) is the gentle one of the two: it gives the workers
+of a dead launcher their grace period, which may be longer than the lease.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+
+from rankspawn.descriptors import Owned
+from rankspawn.launch.rendezvous.lease_times import now
+from rankspawn.workers.marker import kill_marked
+
+__all__ = ["Fence", "FenceError"]
+
+logger = logging.getLogger(__name__)
+
+_READY = b"ready\n"
+_START_SECONDS = 30.0
+# How often it looks for stragglers once the time has passed; and at least how often it looks at
+# the clock, because a wait of the system does not count the time of a suspended machine.
+_SWEEP_SECONDS = 0.2
+_LOOK_SECONDS = 0.5
+# This package's folder, found by its place: the fence needs nothing of the launcher's path.
+_ROOT = os.path.abspath(__file__).removesuffix(
+    os.path.join("rankspawn", "launch", "rendezvous", "fence.py")
+)
+_CODE = (
+    "import sys; sys.path.insert(0, {root!r}); "
+    "from rankspawn.launch.rendezvous.fence import main; main()"
+)
+
+
+class FenceError(RuntimeError):
+    """There is no fence, so nothing may be started."""
+
+
+class Fence:
+    """The launcher's end. Any thread may use it."""
+
+    def __init__(self) -> None:
+        import subprocess  # not in the fence itself, which imports this module, too
+
+        self._lock = threading.Lock()
+        self._marks: set[str] = set()
+        self._ready = False
+        self._warned = False
+        read, write = os.pipe()
+        self._pipe = Owned(write)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _CODE.format(root=_ROOT)],
+                stdin=read,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                # It must carry no mark of any job, or it would be ended with that.
+                env={"PATH": os.environ.get("PATH", os.defpath)},
+                # Neither a closed terminal nor Ctrl-C in it is meant for the fence.
+                start_new_session=True,
+            )
+        except BaseException:
+            self._pipe.close()
+            raise
+        finally:
+            os.close(read)
+
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    def extend(self, until: float) -> None:
+        """The lease is good up to this time of :func:`~.lease_times.now`."""
+        try:
+            self._say(f"until {until!r}")
+        except FenceError as error:
+            if not self._warned:
+                self._warned = True
+                logger.warning("workers could outlive a lost lease: %s", error)
+
+    def guard(self, mark: str) -> None:
+        """Kill those who carry this mark, too, when the time has passed.
+
+        Raises:
+            FenceError: The process is not there, or does not come up.
+        """
+        self._wait_until_ready()
+        self._marks.add(mark)
+        self._say(f"guard {mark}")
+
+    def release(self, mark: str) -> None:
+        """Leave those with this mark alone; none of them is there any more."""
+        self._marks.discard(mark)
+        with contextlib.suppress(FenceError):
+            self._say(f"release {mark}")
+
+    def close(self) -> None:
+        """End it, if it guards nobody; else it stays until its time has passed."""
+        with self._lock:
+            self._pipe.close()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        if self._marks:
+            # Not waited for, on purpose; this is how its object gets to know.
+            self._process.returncode = 0
+        else:
+            self._process.wait()
+
+    def _say(self, line: str) -> None:
+        with self._lock:
+            try:
+                # Short enough for one write that is never in pieces.
+                os.write(self._pipe.fileno(), f"{line}\n".encode())
+            except (OSError, ValueError) as error:
+                raise FenceError("the process that guards the workers is gone") from error
+
+    def _wait_until_ready(self) -> None:
+        if self._ready:
+            return
+        assert self._process.stdout is not None
+        fd = self._process.stdout.fileno()
+        readable, _, _ = select.select([fd], [], [], _START_SECONDS)
+        if not readable or os.read(fd, len(_READY)) != _READY:
+            raise FenceError(
+                "the process that would kill the workers of a node that lost its lease cannot be "
+                f"started with {sys.executable}"
+            )
+        self._ready = True
+
+
+def main() -> None:
+    """Runs in the fence."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    os.write(1, _READY)
+    watch(0)
+
+
+def watch(fd: int) -> None:
+    """Do what is said on ``fd`` until it is closed and nobody is left to be guarded."""
+    marks: set[str] = set()
+    until = 0.0
+    heard = bytearray()
+    while True:
+        left = until - now()
+        if marks and left <= 0:
+            for mark in marks:
+                kill_marked(mark)
+        wait = max(_SWEEP_SECONDS, min(left, _LOOK_SECONDS)) if marks else None
+        if not select.select([fd], [], [], wait)[0]:
+            continue
+        data = os.read(fd, 4096)
+        if not data:
+            break
+        *lines, rest = (bytes(heard) + data).split(b"\n")
+        heard = bytearray(rest)
+        for line in lines:
+            verb, _, what = line.decode().partition(" ")
+            if verb == "until":
+                until = float(what)
+            elif verb == "guard":
+                marks.add(what)
+            else:
+                marks.discard(what)
+    while marks and (left := until - now()) > 0:
+        select.select([], [], [], min(left, _LOOK_SECONDS))
+    _sweep_up(marks)
+
+
+def _sweep_up(marks: set[str]) -> None:
+    """A process that was being started when its launcher died carries the mark a little later."""
+    calm = 0
+    while marks and calm < 3:
+        found = [pid for mark in marks for pid in kill_marked(mark)]
+        calm = 0 if found else calm + 1
+        select.select([], [], [], _SWEEP_SECONDS)

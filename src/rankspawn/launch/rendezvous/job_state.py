@@ -1,0 +1,238 @@
+"""The values that the rules of membership are about.
+
+All are frozen and hold plain data: they travel through a store, and the tests walk through
+all of their states.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+__all__ = ["Cause", "Dismissal", "JobState", "Member", "News", "Phase", "Policy", "Result"]
+
+# Exit codes of causes that are no worker's own.
+GENERAL_FAILURE = 1
+
+
+class Phase(enum.StrEnum):
+    """Where a job stands."""
+
+    GATHERING = "gathering"  # no worker may start; those of the last generation end
+    RUNNING = "running"  # the nodes of the newest generation run their workers
+    ENDING = "ending"  # it will fail; the nodes stop and say that they are there
+    ENDED = "ended"  # the result is known
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The terms of a job, the same on every node.
+
+    Attributes:
+        min_nodes: The fewest nodes that it runs with.
+        max_nodes: The most.
+        max_restart: Regroups in all.
+        elastic_level: What a failed worker means. -1: the end of the job; 0: its node leaves;
+            1: all restart.
+        elastic_timeout: Seconds to wait for more nodes than the fewest, and for a node that
+            replaces a lost one.
+        lease_seconds: How long a node counts as alive after its last sign of life.
+        settle_seconds: Changes that come within this time are one regroup.
+        answer_seconds: How long the end of a failed job waits for nodes that do not answer.
+        expected: The nodes' addresses if they are known beforehand, to name a missing one.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    max_restart: int = 3
+    elastic_level: int = -1
+    elastic_timeout: float = 30.0
+    lease_seconds: float = 10.0
+    settle_seconds: float = 1.0
+    answer_seconds: float = 3.0
+    expected: tuple[str, ...] = ()
+
+    @property
+    def is_elastic(self) -> bool:
+        """The number of nodes may change."""
+        return self.min_nodes < self.max_nodes
+
+    @property
+    def survives_loss(self) -> bool:
+        """The job goes on when a node is lost."""
+        return self.is_elastic or self.elastic_level >= 0
+
+    @property
+    def terms(self) -> str:
+        """What all nodes must agree on, as a user would write it."""
+        nodes = f"{self.min_nodes}:{self.max_nodes}" if self.is_elastic else f"{self.min_nodes}"
+        return (
+            f"--nnodes {nodes} --max_restart {self.max_restart} "
+            f"--elastic_level {self.elastic_level} --elastic_timeout {self.elastic_timeout:g} "
+            f"--node_timeout {self.lease_seconds:g}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One thing that went wrong.
+
+    Attributes:
+        kind: ``failed`` (a worker), ``vanished``, ``silent``, ``left``, ``refused``, ``lost``
+            (the store) or ``too few``.
+        text: For people: whole sentences, or the report of a worker's failure.
+        exit_code: What the launchers exit with if this came first.
+        node: The node's name, its rank or -1, and its address, where it is one node's matter.
+    """
+
+    kind: str
+    text: str
+    exit_code: int = GENERAL_FAILURE
+    node: str = ""
+    node_rank: int = -1
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a job ended, the same on every node that saw its end.
+
+    Attributes:
+        causes: What went wrong, the root cause first; empty after success.
+        restarts: Regroups that there were.
+    """
+
+    causes: tuple[Cause, ...] = ()
+    restarts: int = 0
+
+    @property
+    def succeeded(self) -> bool:
+        """All workers of all nodes ended well."""
+        return not self.causes
+
+    @property
+    def exit_code(self) -> int:
+        """Of the failure that came first."""
+        return self.causes[0].exit_code if self.causes else 0
+
+    @property
+    def text(self) -> str:
+        """The root cause last, as it is the last that is read on a terminal."""
+        return "\n".join(cause.text for cause in reversed(self.causes))
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a node says while it takes part.
+
+    Attributes:
+        stopped: No worker of this generation or an earlier one runs here, or ever will.
+        ready: It has answered the call for this generation, so it is not a dead node whose
+            lease has not ended yet.
+        done: The generation whose work is done here.
+        failed: The generation in which a worker failed here, and ``cause`` what happened.
+        leaving: Why it wants to leave; None if it does not.
+        answered: It has seen that the job is ending.
+    """
+
+    stopped: int = 0
+    ready: int = 0
+    done: int = 0
+    failed: int = 0
+    cause: Cause | None = None
+    leaving: Cause | None = None
+    answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One node, as it describes itself.
+
+    A node that comes back is another member, with another name: what is known of a member that
+    is gone stays true for ever.
+
+    Attributes:
+        given_rank: The rank that its user gave it; -1 for none.
+        serves: The embedded master runs in it.
+        machine: The same text for nodes that reach each other over loopback.
+        terms: Its own policy's; see :attr:`Policy.terms`.
+        ignores: The run that had ended when this node came.
+        returned: It was in the job before, and lost its store.
+        order: Its place in the order of arrival.
+        updated: Grows with each of its news, across all members.
+    """
+
+    name: str
+    host: str
+    ports: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
+    given_rank: int = -1
+    serves: bool = False
+    machine: str = ""
+    terms: str = ""
+    ignores: str = ""
+    returned: bool = False
+    order: int = 0
+    updated: int = 0
+    news: News = field(default_factory=News)
+
+
+@dataclass(frozen=True, slots=True)
+class Dismissal:
+    """A member that may not take part any longer, and why."""
+
+    name: str
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """What all nodes agree on; kept in one entry of the store, changed by compare-and-swap.
+
+    Attributes:
+        run_id: One start of the job; differs between two that follow each other.
+        generation: The newest that was formed. It only ever grows, also from run to run.
+        group: The names of its nodes by rank; empty while a run has not formed any.
+        hosts: Their addresses, for messages about one that is gone.
+        restarts: Generations that this run formed after its first.
+        calling: Enough nodes seem to be there for the next generation, and have to answer.
+        because: Why the nodes are gathered again.
+        hold: Wait for a replacement before going on with fewer nodes.
+        blamed: The node whose worker failed first, if it has to leave (level 0).
+        causes: What went wrong: why the nodes are gathered again, or why the job ends.
+        dismissed: Members that were sent away and are still there.
+    """
+
+    run_id: str
+    policy: Policy
+    phase: Phase = Phase.GATHERING
+    generation: int = 0
+    group: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    restarts: int = 0
+    calling: bool = False
+    because: str = ""
+    hold: bool = False
+    blamed: str = ""
+    causes: tuple[Cause, ...] = ()
+    dismissed: tuple[Dismissal, ...] = ()
+
+    @property
+    def result(self) -> Result:
+        """How it ended; meaningful in the phase ENDED."""
+        return Result(self.causes, self.restarts)
+
+    def concerns(self, name: str) -> bool:
+        """Whether the end of this run is the end of this member's part, too.
+
+        Not that of a node that came to a complete job of fixed size: it waits for the next run,
+        which may be about to begin because all of this one's nodes died.
+        """
+        return not self.group or name in self.group or self.policy.survives_loss
+
+    def rank_of(self, name: str) -> int:
+        """The rank of a node in the newest generation; -1 if it has none."""
+        try:
+            return self.group.index(name)
+        except ValueError:
+            return -1

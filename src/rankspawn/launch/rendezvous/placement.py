@@ -1,0 +1,219 @@
+"""Which nodes take part, which rank each of them gets, and who is missing.
+
+Pure. A given rank is honoured whenever it is below the number of nodes; the master's node is
+node 0; whoever had a rank keeps it if it is still there; the others fill the gaps in the order
+in which they came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from rankspawn.launch.rendezvous.job_state import Cause, Dismissal, JobState, Member, Policy
+from rankspawn.plan.topology import is_loopback
+
+__all__ = [
+    "assign_ranks",
+    "choose_members",
+    "describe_missing",
+    "describe_node",
+    "eligible_members",
+    "find_objections",
+    "find_twins",
+    "find_unreachable",
+    "name_some",
+    "unreachable_cause",
+]
+
+# Lists of nodes in messages end here: a thousand addresses help nobody.
+_NAMED_AT_MOST = 8
+
+
+def describe_node(member: Member, rank: int = -1) -> str:
+    """How a message calls a node: ``node 2 (10.0.0.3, abcdef)``."""
+    return (
+        f"node {rank} ({member.host}, {member.name})"
+        if rank >= 0
+        else (f"node {member.name} ({member.host})")
+    )
+
+
+def name_some(words: Sequence[str]) -> str:
+    """The first few of them, and how many more there are."""
+    some = ", ".join(words[:_NAMED_AT_MOST])
+    more = len(words) - _NAMED_AT_MOST
+    return f"{some} and {more} more" if more > 0 else some
+
+
+def eligible_members(state: JobState, members: Mapping[str, Member]) -> list[Member]:
+    """Those who could be part of the next generation, in the order in which they came."""
+    sent_away = {one.name for one in state.dismissed} | {state.blamed}
+    staying = [
+        member
+        for member in sorted(members.values(), key=_arrival)
+        if member.name not in sent_away and member.news.leaving is None
+    ]
+    objected = {one.name for one in find_objections(state, staying)}
+    twins = {twin.name for twin, _ in find_twins(state, staying)}
+    return [one for one in staying if one.name not in objected and one.name not in twins]
+
+
+def find_objections(state: JobState, staying: Iterable[Member]) -> list[Dismissal]:
+    """Members that can never take part, with the reason; those of the group never are."""
+    there = {member.name: member for member in staying}
+    group_names = set(state.group)
+    group = _representatives([there[name] for name in state.group if name in there])
+    server = next((one for one in there.values() if one.serves), None)
+    terms = state.policy.terms
+    found = []
+    for member in there.values():
+        if member.name in group_names:
+            continue
+        text = (
+            _other_terms(member, terms)
+            or _impossible_rank(member, server, state.policy.max_nodes)
+            or _unreachable_text(find_unreachable([*group, member]) if group else None)
+        )
+        if text:
+            cause = Cause("refused", text, node=member.name, host=member.host)
+            found.append(Dismissal(member.name, cause))
+    return found
+
+
+def _other_terms(member: Member, terms: str) -> str:
+    if not member.terms or member.terms == terms:
+        return ""
+    return (
+        f"{describe_node(member)} was started with {member.terms}, but the job has {terms}: "
+        "give the same flags on every node"
+    )
+
+
+def _impossible_rank(member: Member, server: Member | None, most: int) -> str:
+    if member.given_rank < 0:
+        return ""
+    who = f"{describe_node(member)} was given --rank {member.given_rank}, but"
+    if member.given_rank >= most:
+        return f"{who} the job has at most {most} nodes, ranks 0 to {most - 1}"
+    if member.serves and member.given_rank > 0:
+        return (
+            f"{who} the master runs on it, and node 0 is the master's node: give it --rank 0 or "
+            "none, or name another node with --master"
+        )
+    if server is not None and not member.serves and member.given_rank == 0:
+        return f"{who} node 0 is the master's node, {server.host}: give it another rank or none"
+    return ""
+
+
+def find_twins(state: JobState, staying: Iterable[Member]) -> list[tuple[Member, Member]]:
+    """Members whose given rank an earlier one has, each with that one.
+
+    A node that was killed and started again meets its former self until that one's lease ends,
+    so this alone is no reason to send anybody away.
+    """
+    first: dict[int, Member] = {}
+    found = []
+    given = [member for member in staying if member.given_rank >= 0]
+    given.sort(key=lambda one: (one.name not in state.group, _arrival(one)))
+    for member in given:
+        holder = first.setdefault(member.given_rank, member)
+        if holder is not member:
+            found.append((member, holder))
+    return found
+
+
+def find_unreachable(members: Sequence[Member]) -> tuple[Member, Member] | None:
+    """A member with a loopback address, and one on another machine that cannot reach it."""
+    for member in members:
+        if is_loopback(member.host):
+            for other in members:
+                if other.machine != member.machine:
+                    return member, other
+            # All others are on its machine, so the same holds for any further one.
+            return None
+    return None
+
+
+def _representatives(group: Sequence[Member]) -> list[Member]:
+    """As good as the whole group for :func:`find_unreachable`, however large that is."""
+    some = [member for member in group if is_loopback(member.host)][:1] or list(group[:1])
+    some += [member for member in group if member.machine != some[0].machine][:1] if some else []
+    return some
+
+
+def _unreachable_text(found: tuple[Member, Member] | None) -> str:
+    if found is None:
+        return ""
+    member, other = found
+    return (
+        f"{describe_node(member)} gives {member.host} as its address, which means another machine "
+        f"on {describe_node(other)}: give the address at which the other nodes reach it, with "
+        "--host, or with --master if the master runs on it"
+    )
+
+
+def unreachable_cause(members: Sequence[Member]) -> Cause | None:
+    """Why these members can never work together, if they cannot."""
+    found = find_unreachable(members)
+    if found is None:
+        return None
+    text = _unreachable_text(found)
+    return Cause("refused", text, node=found[0].name, host=found[0].host)
+
+
+def choose_members(eligible: Sequence[Member], previous: Sequence[str], count: int) -> list[Member]:
+    """At most ``count`` of them: the master's node, then who was there before, then by arrival."""
+    before = set(previous)
+    ordered = sorted(
+        eligible, key=lambda one: (not one.serves, one.name not in before, _arrival(one))
+    )
+    return ordered[:count]
+
+
+def assign_ranks(chosen: Sequence[Member], previous: Sequence[str]) -> tuple[str, ...]:
+    """The names of the chosen members by rank."""
+    slots: list[str | None] = [None] * len(chosen)
+    former = {name: rank for rank, name in enumerate(previous)}
+
+    def claim(member: Member, rank: int) -> bool:
+        if not 0 <= rank < len(slots) or slots[rank] is not None:
+            return False
+        slots[rank] = member.name
+        return True
+
+    left = list(chosen)
+    claims = (
+        lambda one: 0 if one.serves else -1,
+        lambda one: one.given_rank,
+        lambda one: former.get(one.name, -1),
+    )
+    for wish in claims:
+        left = [member for member in left if not claim(member, wish(member))]
+    # A given rank that is too high now still decides the order.
+    late = len(previous) + len(chosen)
+    left.sort(key=lambda one: (one.given_rank, former.get(one.name, late), _arrival(one)))
+    names = iter(left)
+    return tuple(slot if slot is not None else next(names).name for slot in slots)
+
+
+def describe_missing(policy: Policy, present: Sequence[Member], wanted: int) -> str:
+    """Who has not come yet, as exactly as it can be known."""
+    hosts = {member.host for member in present}
+    absent = [host for host in policy.expected if host not in hosts]
+    if absent:
+        return name_some(absent)
+    given = {member.given_rank for member in present if member.given_rank >= 0}
+    free = [member for member in present if member.given_rank < 0]
+    ranks = [rank for rank in range(wanted) if rank not in given]
+    # The master's node is node 0 without having been told.
+    if any(member.serves for member in free) and 0 in ranks:
+        ranks.remove(0)
+        free = [member for member in free if not member.serves]
+    if given - {0} and not free:
+        return f"rank {name_some([str(rank) for rank in ranks])}"
+    count = wanted - len(present)
+    return f"{count} more node{'s' if count != 1 else ''}"
+
+
+def _arrival(member: Member) -> tuple[int, str]:
+    return member.order, member.name

@@ -1,0 +1,183 @@
+"""What the embedded master does for a request: from one JSON object to another.
+
+No socket in here. A request to wait for changes that are not there yet is parked, and answered
+when they come or its time is up; all others are answered at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from rankspawn.launch.rendezvous.keyvalues import KeyValues
+from rankspawn.launch.rendezvous.store import (
+    Entry,
+    LeaseExpiredError,
+    RevisionGoneError,
+    StoreRefusedError,
+)
+
+__all__ = ["Parked", "Service"]
+
+# Nobody needs a longer lease, and memory that is bound to one should come free some day.
+LONGEST_LEASE = 3600.0
+LONGEST_WAIT = 60.0
+
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A request that waits for changes."""
+
+    prefix: str
+    after: int
+    until: float
+
+
+class _BadRequestError(Exception):
+    """Not a request that a client of ours makes."""
+
+
+class Service:
+    """Answers requests out of a store's memory."""
+
+    def __init__(self, values: KeyValues) -> None:
+        self.values = values
+        self._operations: Mapping[str, Callable[[_Request, float], object]] = {
+            "get": self._get,
+            "prefix": self._prefix,
+            "put": self._put,
+            "swap": self._swap,
+            "delete": self._delete,
+            "grant": self._grant,
+            "renew": self._renew,
+            "revoke": self._revoke,
+            "changes": self._changes,
+        }
+
+    def answer(self, payload: bytes, now: float) -> bytes | Parked:
+        """The answer to a request, or its place in the queue."""
+        try:
+            request = _Request(payload)
+            operation = self._operations.get(request.text("op"), _unknown)
+            result = operation(request, now)
+        except LeaseExpiredError as error:
+            return _error("lease", error)
+        except RevisionGoneError as error:
+            return _error("revision", error)
+        except (StoreRefusedError, _BadRequestError, UnicodeError) as error:
+            return _error("refused", error)
+        return result if isinstance(result, Parked) else _encode({"ok": result})
+
+    def answer_parked(self, parked: Parked) -> bytes:
+        """The answer to a request whose changes have come, or whose time is up."""
+        try:
+            changes = self.values.changes(parked.prefix, parked.after)
+        except RevisionGoneError as error:
+            return _error("revision", error)
+        entries = [_plain(one) for one in changes.entries]
+        return _encode({"ok": [changes.revision, entries, list(changes.deleted)]})
+
+    def _get(self, request: _Request, _now: float) -> object:
+        entry = self.values.get(request.text("key"))
+        return entry and _plain(entry)
+
+    def _prefix(self, request: _Request, _now: float) -> object:
+        found = self.values.prefix(request.text("prefix"))
+        return [found.revision, [_plain(entry) for entry in found.entries]]
+
+    def _put(self, request: _Request, _now: float) -> object:
+        return self.values.put(
+            request.text("key"), request.text("value"), lease=request.whole("lease")
+        )
+
+    def _swap(self, request: _Request, _now: float) -> object:
+        return self.values.swap(
+            request.text("key"),
+            request.whole("expected"),
+            None if request.is_null("value") else request.text("value"),
+            lease=request.whole("lease"),
+        )
+
+    def _delete(self, request: _Request, _now: float) -> object:
+        self.values.delete(request.text("key"))
+        return None
+
+    def _grant(self, request: _Request, now: float) -> object:
+        seconds = request.seconds("seconds", LONGEST_LEASE)
+        lease = self.values.grant(seconds, now)
+        return [lease.id, lease.seconds]
+
+    def _renew(self, request: _Request, now: float) -> object:
+        self.values.renew(request.whole("lease"), now)
+        return None
+
+    def _revoke(self, request: _Request, _now: float) -> object:
+        self.values.revoke(request.whole("lease"))
+        return None
+
+    def _changes(self, request: _Request, now: float) -> object:
+        wait = request.seconds("wait", LONGEST_WAIT)
+        parked = Parked(request.text("prefix"), request.whole("after"), now + wait)
+        changes = self.values.changes(parked.prefix, parked.after)
+        if not changes.entries and not changes.deleted and wait:
+            return parked
+        entries = [_plain(one) for one in changes.entries]
+        return [changes.revision, entries, list(changes.deleted)]
+
+
+class _Request:
+    """One JSON object, whose fields are what they should be or an error."""
+
+    def __init__(self, payload: bytes) -> None:
+        try:
+            data = json.loads(payload)
+        except (ValueError, RecursionError) as error:
+            raise _BadRequestError("not JSON") from error
+        if not isinstance(data, dict):
+            raise _BadRequestError("not an object")
+        self._data: dict[str, Any] = data
+
+    def text(self, name: str) -> str:
+        return self._field(name, str)
+
+    def whole(self, name: str) -> int:
+        return self._field(name, int)
+
+    def is_null(self, name: str) -> bool:
+        return name in self._data and self._data[name] is None
+
+    def seconds(self, name: str, most: float) -> float:
+        value = self._data.get(name)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = float(value) if is_number and value is not None else -1.0
+        if not 0 <= number <= most:
+            raise _BadRequestError(f"{name} is no time of 0 to {most:g} s")
+        return number
+
+    def _field(self, name: str, kind: type[_Value]) -> _Value:
+        value = self._data.get(name)
+        # bool is an int, too, but not here.
+        if type(value) is not kind:
+            raise _BadRequestError(f"{name} is no {kind.__name__}")
+        return value
+
+
+def _unknown(_request: _Request, _now: float) -> object:
+    raise _BadRequestError("no such operation")
+
+
+def _plain(entry: Entry) -> list[object]:
+    return [entry.key, entry.value, entry.created, entry.revision]
+
+
+def _error(kind: str, error: Exception) -> bytes:
+    return _encode({"error": kind, "text": str(error)})
+
+
+def _encode(answer: object) -> bytes:
+    # Escaped, so that a lone surrogate cannot make it fail.
+    return json.dumps(answer, separators=(",", ":")).encode()

@@ -1,0 +1,207 @@
+"""What one node does about the state of its job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from rankspawn.launch.rendezvous import participant
+from rankspawn.launch.rendezvous.job_state import (
+    Cause,
+    Dismissal,
+    JobState,
+    Phase,
+    Policy,
+    Result,
+)
+from rankspawn.launch.rendezvous.participant import (
+    AskedToLeave,
+    Decision,
+    Event,
+    LeaseEnded,
+    LeaseHeld,
+    Mine,
+    Over,
+    Rejoin,
+    Saw,
+    Start,
+    Stop,
+    Tick,
+    WorkerFailed,
+    WorkersDone,
+    WorkersStopped,
+)
+
+FAILURE = Cause("failed", "ValueError: no", 7)
+FIXED = Policy(2, 2)
+ELASTIC = Policy(1, 2)
+RUNNING = JobState("run", FIXED, Phase.RUNNING, generation=1, group=("other", "me"))
+
+
+class Node:
+    """One node's side, with a clock at 0 and a lease that is good up to 10."""
+
+    def __init__(self, policy: Policy = FIXED, ignores: str = "") -> None:
+        self.mine = Mine("me", policy, ignores=ignores, safe_until=10.0)
+
+    def feed(self, event: Event, now: float = 0.0) -> list[Decision]:
+        self.mine, decisions = participant.step(self.mine, event, now)
+        return list(decisions)
+
+
+@pytest.fixture
+def running() -> Node:
+    node = Node()
+    assert node.feed(Saw(RUNNING)) == [Start(1)]
+    return node
+
+
+def gathering(state: JobState, because: str = "a node left") -> JobState:
+    return replace(state, phase=Phase.GATHERING, because=because)
+
+
+class TestStart:
+    def test_once(self, running: Node) -> None:
+        assert running.feed(Saw(RUNNING)) == []
+
+    def test_not_a_generation_of_others(self) -> None:
+        assert Node().feed(Saw(replace(RUNNING, group=("other", "another")))) == []
+
+    def test_not_again_what_was_stopped(self, running: Node) -> None:
+        running.feed(Saw(gathering(RUNNING)))
+        running.feed(WorkersStopped(1))
+        assert running.mine.news.stopped == 1
+        assert running.feed(Saw(RUNNING)) == []
+        assert running.feed(Saw(replace(RUNNING, generation=2))) == [Start(2)]
+
+    def test_not_what_was_stopped_before_it_began(self) -> None:
+        node = Node()
+        node.feed(Saw(gathering(RUNNING)))
+        assert node.mine.news.stopped == 1
+        assert node.feed(Saw(RUNNING)) == []
+
+    def test_not_when_the_lease_may_have_ended(self) -> None:
+        assert node_fenced_decisions(Node(ELASTIC), Saw(RUNNING)) == [Rejoin()]
+
+    def test_not_while_leaving(self) -> None:
+        node = Node()
+        node.feed(AskedToLeave(Cause("left", "Ctrl-C", 130)))
+        assert node.feed(Saw(RUNNING)) == []
+
+
+def node_fenced_decisions(node: Node, event: Event) -> list[Decision]:
+    return node.feed(event, now=10.0)
+
+
+class TestStop:
+    def test_when_the_nodes_are_gathered(self, running: Node) -> None:
+        assert running.feed(Saw(gathering(RUNNING))) == [Stop(1, "a node left")]
+        assert running.feed(Saw(gathering(RUNNING))) == [], "once is enough"
+        assert running.mine.news.stopped == 0, "not before they are gone"
+
+    def test_when_one_of_its_own_fails(self, running: Node) -> None:
+        assert running.feed(WorkerFailed(1, FAILURE)) == [Stop(1, "a worker of this node failed")]
+        assert (running.mine.news.failed, running.mine.news.cause) == (1, FAILURE)
+
+    def test_and_those_that_fail_after_it_are_no_causes(self, running: Node) -> None:
+        running.feed(Saw(gathering(RUNNING)))
+        running.feed(WorkerFailed(1, FAILURE))
+        assert running.mine.news.failed == 0
+
+    def test_when_the_job_ends_with_the_cause(self, running: Node) -> None:
+        ending = replace(RUNNING, phase=Phase.ENDING, causes=(FAILURE,))
+        assert running.feed(Saw(ending)) == [Stop(1, "ValueError: no")]
+        assert running.mine.news.answered
+
+    def test_servers_when_all_is_done(self, running: Node) -> None:
+        """A parameter server has no end of its own."""
+        assert running.feed(WorkersDone(1, gone=False)) == []
+        assert running.mine.news.done == 1
+        ended = replace(RUNNING, phase=Phase.ENDED)
+        assert running.feed(Saw(ended)) == [Stop(1, "the job has ended", succeeded=True)]
+        assert running.feed(WorkersStopped(1)) == []
+        assert running.feed(Saw(ended)) == [Over(Result())]
+
+
+class TestFence:
+    def test_kills_at_once_and_only_once(self, running: Node) -> None:
+        (stop,) = running.feed(Tick(), now=10.0)
+        assert isinstance(stop, Stop)
+        assert stop.at_once
+        assert running.feed(Tick(), now=11.0) == []
+
+    def test_also_what_is_being_stopped_gently(self, running: Node) -> None:
+        running.feed(Saw(gathering(RUNNING)))
+        (stop,) = running.feed(LeaseEnded())
+        assert isinstance(stop, Stop)
+        assert stop.at_once
+
+    def test_cannot_be_undone(self, running: Node) -> None:
+        running.feed(Tick(), now=10.0)
+        running.feed(LeaseHeld(100.0), now=11.0)
+        assert running.mine.fenced
+
+    def test_a_renewed_lease_comes_first(self, running: Node) -> None:
+        assert running.feed(LeaseHeld(20.0), now=9.0) == []
+        assert running.feed(Tick(), now=15.0) == []
+
+    def test_ends_a_fixed_job_here(self, running: Node) -> None:
+        running.feed(Tick(), now=10.0)
+        (over,) = running.feed(WorkersStopped(1), now=10.5)
+        assert isinstance(over, Over)
+        assert over.result.causes[0].kind == "lost"
+
+    def test_tells_a_failure_that_nobody_else_heard_of(self, running: Node) -> None:
+        running.feed(WorkerFailed(1, FAILURE))
+        running.feed(WorkersStopped(1))
+        (over,) = running.feed(Tick(), now=10.0)
+        assert isinstance(over, Over)
+        # The worker has most likely failed because its peers were lost.
+        assert [cause.kind for cause in over.result.causes] == ["lost", "failed"]
+
+    def test_kills_workers_whose_end_is_no_failure(self) -> None:
+        """A launcher that hung hears of it before it looks at the clock."""
+        node = Node(ELASTIC)
+        node.feed(Saw(RUNNING))
+        (stop,) = node.feed(WorkerFailed(1, FAILURE), now=10.0)
+        assert isinstance(stop, Stop)
+        assert node.feed(WorkersStopped(1), now=10.5) == [Rejoin()]
+
+    def test_has_a_node_of_an_elastic_job_come_back(self) -> None:
+        node = Node(ELASTIC)
+        node.feed(Saw(RUNNING))
+        node.feed(Tick(), now=10.0)
+        assert node.feed(WorkersStopped(1), now=10.5) == [Rejoin()]
+        assert node.feed(Saw(RUNNING), now=11.0) == [], "under this name nothing happens any more"
+
+
+class TestEnd:
+    def test_waits_for_the_workers(self, running: Node) -> None:
+        ended = replace(RUNNING, phase=Phase.ENDED, causes=(FAILURE,))
+        assert running.feed(Saw(ended)) == [Stop(1, "ValueError: no")]
+        running.feed(WorkersStopped(1))
+        assert running.feed(Saw(ended)) == [Over(Result((FAILURE,)))]
+
+    def test_of_an_earlier_run_is_none(self) -> None:
+        node = Node(ignores="run")
+        assert node.feed(Saw(replace(RUNNING, phase=Phase.ENDED, causes=(FAILURE,)))) == []
+
+    def test_for_a_node_that_is_sent_away(self, running: Node) -> None:
+        state = gathering(replace(RUNNING, dismissed=(Dismissal("me", FAILURE),)))
+        running.feed(Saw(state))
+        running.feed(WorkersStopped(1))
+        assert running.feed(Saw(state)) == [Over(Result((FAILURE,)))]
+
+    def test_of_leaving_once_the_others_know(self, running: Node) -> None:
+        cause = Cause("left", "Ctrl-C", 130)
+        assert running.feed(AskedToLeave(cause)) == [Stop(1, "Ctrl-C")]
+        running.feed(WorkersStopped(1))
+        assert running.feed(Saw(RUNNING)) == []
+        assert running.feed(Saw(gathering(RUNNING))) == [Over(Result((cause,)))]
+
+
+def test_a_call_is_answered_for_the_generation_to_come() -> None:
+    node = Node()
+    node.feed(Saw(replace(gathering(RUNNING), calling=True)))
+    assert node.mine.news.ready == 2

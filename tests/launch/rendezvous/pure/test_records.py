@@ -1,0 +1,95 @@
+"""What goes into a store comes out as it was."""
+
+from __future__ import annotations
+
+from rankspawn.launch.programs import Node
+from rankspawn.launch.rendezvous.job_state import (
+    Cause,
+    Dismissal,
+    JobState,
+    Member,
+    News,
+    Phase,
+    Policy,
+)
+from rankspawn.launch.rendezvous.records import (
+    LONGEST_TEXT,
+    Keys,
+    clip,
+    read_group,
+    read_member,
+    read_state,
+    write_group,
+    write_member,
+    write_state,
+)
+from rankspawn.launch.rendezvous.store import Entry
+
+CAUSE = Cause("failed", "größer\n\ttrace", 137, "abcdef", 3, "10.0.0.4")
+
+
+def test_a_state() -> None:
+    state = JobState(
+        run_id="run",
+        policy=Policy(2, 4, expected=("10.0.0.1", "10.0.0.2")),
+        phase=Phase.ENDING,
+        generation=7,
+        group=("a", "b"),
+        hosts=("10.0.0.1", "10.0.0.2"),
+        restarts=3,
+        calling=True,
+        because="why",
+        hold=True,
+        blamed="a",
+        causes=(CAUSE,),
+        dismissed=(Dismissal("c", CAUSE),),
+    )
+    entry = Entry("key", write_state(state, "groups/7-x"), 1, 2)
+    assert read_state(entry) == (state, "groups/7-x")
+
+
+def test_a_member_gets_its_order_from_the_store() -> None:
+    news = News(stopped=1, ready=2, done=3, failed=4, cause=CAUSE, leaving=CAUSE, answered=True)
+    member = Member(
+        name="abcdef",
+        host="::1",
+        ports=(6070, 6071),
+        devices=("0", "GPU-1"),
+        given_rank=2,
+        serves=True,
+        machine="boot/4026531840",
+        terms="--nnodes 2",
+        ignores="run",
+        returned=True,
+        order=5,
+        updated=9,
+        news=news,
+    )
+    assert read_member(Entry("key", write_member(member), 5, 9)) == member
+
+
+def test_a_group() -> None:
+    members = {
+        "a": Member("a", "10.0.0.1", (1, 2), ("0", "1")),
+        "b": Member("b", "10.0.0.2", (3,)),
+    }
+    assert read_group(write_group(["b", "a"], members)) == (
+        Node(0, "10.0.0.2", (3,), (), "b"),
+        Node(1, "10.0.0.1", (1, 2), ("0", "1"), "a"),
+    )
+
+
+def test_a_long_text_keeps_its_beginning_and_its_end() -> None:
+    text = "rank 3" + "x" * 100_000 + "ValueError"
+    short = clip(text)
+    assert len(short) < LONGEST_TEXT + 100
+    assert short.startswith("rank 3")
+    assert short.endswith("ValueError")
+    assert clip("short") == "short"
+
+
+def test_jobs_are_kept_apart() -> None:
+    assert not Keys("a").state.startswith(Keys("b").root)
+    for other in ("ab", "a/b", "a%2Fb"):
+        assert not Keys(other).root.startswith(Keys("a").root)
+    assert Keys("a/b").root != Keys("a%2Fb").root

@@ -1,0 +1,73 @@
+"""Requests that no client of ours makes are answered with an error, and nothing else happens."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rankspawn.launch.rendezvous.keyvalues import KeyValues, Limits
+from rankspawn.launch.rendezvous.service import Parked, Service
+
+
+def ask(service: Service, payload: bytes | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(payload, dict):
+        payload = json.dumps(payload).encode()
+    answer = service.answer(payload, 0.0)
+    assert isinstance(answer, bytes)
+    decoded: dict[str, Any] = json.loads(answer)
+    return decoded
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xff\xfe",
+        b"[]",
+        b"{}",
+        b'{"op": "no such"}',
+        b'{"op": ["get"]}',
+        b'{"op": "get"}',
+        b'{"op": "get", "key": 1}',
+        b'{"op": "put", "key": "a", "value": null, "lease": 0}',
+        b'{"op": "put", "key": "a", "value": "1", "lease": true}',
+        b'{"op": "put", "key": "a", "value": "\\ud800", "lease": 0}',
+        b'{"op": "swap", "key": "a", "expected": 0, "lease": 0}',
+        b'{"op": "grant", "seconds": -1}',
+        b'{"op": "grant", "seconds": NaN}',
+        b'{"op": "grant", "seconds": 1e9}',
+        b'{"op": "grant", "seconds": true}',
+        b'{"op": "changes", "prefix": "", "after": 0, "wait": 1e9}',
+        b"[" * 100_000,
+        b'{"op": "get", "key": ' + b"9" * 10_000 + b"}",
+    ],
+    ids=lambda payload: repr(payload[:40]),
+)
+def test_bad_requests_are_refused(payload: bytes) -> None:
+    service = Service(KeyValues())
+    assert ask(service, payload)["error"] == "refused"
+    assert service.values.prefix("").entries == ()
+
+
+def test_a_full_store_says_so() -> None:
+    service = Service(KeyValues(limits=Limits(keys=0)))
+    answer = ask(service, {"op": "put", "key": "a", "value": "1", "lease": 0})
+    assert answer["error"] == "refused"
+    assert "0 keys" in answer["text"]
+
+
+def test_a_wait_for_changes_is_parked_until_there_are_some() -> None:
+    service = Service(KeyValues())
+    request = {"op": "changes", "prefix": "a", "after": 0, "wait": 5}
+    parked = service.answer(json.dumps(request).encode(), 100.0)
+    assert parked == Parked("a", 0, 105.0)
+    service.values.put("a/1", "x")
+    assert json.loads(service.answer_parked(parked))["ok"] == [1, [["a/1", "x", 1, 1]], []]
+
+
+def test_a_wait_of_no_time_is_answered_at_once() -> None:
+    service = Service(KeyValues())
+    answer = ask(service, {"op": "changes", "prefix": "a", "after": 0, "wait": 0})
+    assert answer == {"ok": [0, [], []]}

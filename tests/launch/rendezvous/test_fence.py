@@ -1,0 +1,136 @@
+"""Workers die with the lease, whatever became of their launcher."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from rankspawn.launch.rendezvous.fence import Fence, FenceError
+from rankspawn.launch.rendezvous.lease_times import now
+from rankspawn.workers.marker import VARIABLE, new_mark
+from tests.jobs import DEADLOCK
+from tests.launch.members import is_alive, wait_gone
+
+# A program with a fence and two workers of different marks; it prints their ids, and then does
+# nothing. Only the first mark is guarded.
+LAUNCHER = """
+import os, subprocess, sys, time
+from rankspawn.launch.rendezvous.fence import Fence
+from rankspawn.launch.rendezvous.lease_times import now
+from rankspawn.workers.marker import VARIABLE, new_mark
+
+marks = [new_mark(), new_mark()]
+fence = Fence()
+fence.extend(now() + float(sys.argv[1]))
+fence.guard(marks[0])
+workers = [subprocess.Popen(["sleep", "1000"], env={VARIABLE: mark}) for mark in marks]
+print(*[worker.pid for worker in workers], fence.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture
+def mark() -> str:
+    return new_mark()
+
+
+@pytest.fixture
+def fence(mark: str) -> Iterator[Fence]:
+    fence = Fence()
+    yield fence
+    fence.release(mark)
+    fence.close()
+
+
+@pytest.fixture
+def worker(mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen(["sleep", "1000"], env={**os.environ, VARIABLE: mark})
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_kills_when_the_time_has_passed(
+    fence: Fence, mark: str, worker: subprocess.Popen[bytes]
+) -> None:
+    fence.extend(now() + 0.3)
+    fence.guard(mark)
+    assert worker.wait(DEADLOCK) == -signal.SIGKILL
+
+
+def test_kills_at_once_what_it_gets_to_guard_too_late(
+    fence: Fence, mark: str, worker: subprocess.Popen[bytes]
+) -> None:
+    fence.guard(mark)
+    assert worker.wait(DEADLOCK) == -signal.SIGKILL
+
+
+def test_goes_on_killing_until_the_lease_is_good_again(fence: Fence, mark: str) -> None:
+    fence.guard(mark)
+    for _ in range(2):
+        late = subprocess.Popen(["sleep", "1000"], env={**os.environ, VARIABLE: mark})
+        assert late.wait(DEADLOCK) == -signal.SIGKILL
+
+
+def test_leaves_alone_who_was_released(
+    fence: Fence, mark: str, worker: subprocess.Popen[bytes]
+) -> None:
+    other = new_mark()
+    with subprocess.Popen(["sleep", "1000"], env={**os.environ, VARIABLE: other}) as guarded:
+        fence.extend(now() + DEADLOCK)
+        fence.guard(mark)
+        fence.guard(other)
+        fence.release(mark)
+        fence.extend(now())
+        assert guarded.wait(DEADLOCK) == -signal.SIGKILL
+    fence.release(other)
+    assert worker.poll() is None
+
+
+def test_ends_at_once_when_it_guards_nobody(mark: str) -> None:
+    fence = Fence()
+    fence.extend(now() + DEADLOCK)
+    fence.guard(mark)
+    fence.release(mark)
+    pid = fence.pid
+    fence.close()
+    assert wait_gone(pid)
+    with pytest.raises(FenceError):
+        fence.guard(mark)
+
+
+def test_does_not_hear_the_signals_of_a_terminal(
+    fence: Fence, mark: str, worker: subprocess.Popen[bytes]
+) -> None:
+    fence.extend(now() + DEADLOCK)
+    fence.guard(mark)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        os.kill(fence.pid, number)
+    fence.extend(now())
+    assert worker.wait(DEADLOCK) == -signal.SIGKILL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_acts_for_a_launcher_that_is_dead_or_stopped(number: signal.Signals) -> None:
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, "2.0"], stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert launcher.stdout is not None
+    try:
+        assert select.select([launcher.stdout], [], [], DEADLOCK)[0]
+        guarded, other, fence = map(int, launcher.stdout.readline().split())
+        launcher.send_signal(number)
+        assert wait_gone(guarded)
+        assert is_alive(other), "somebody else's process was killed"
+    finally:
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+        launcher.stdout.close()
+    assert wait_gone(fence)

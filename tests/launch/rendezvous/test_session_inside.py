@@ -1,0 +1,223 @@
+"""A session and its agent in one process, over a store that fails when it is told to."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rankspawn.launch.rendezvous.decisions import (
+    Decision,
+    JobOver,
+    StartWorkers,
+    StopWorkers,
+    Waiting,
+)
+from rankspawn.launch.rendezvous.job_state import Policy
+from rankspawn.launch.rendezvous.opening import Opened
+from rankspawn.launch.rendezvous.session import Session
+from rankspawn.launch.rendezvous.store import (
+    StoreError,
+    StoreRefusedError,
+    StoreUnreachableError,
+)
+from rankspawn.workers.marker import new_mark
+from tests.jobs import DEADLOCK
+from tests.launch.rendezvous.fakes import FakeStore
+
+ALONE = Policy(1, 1, lease_seconds=20.0)
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+Open = Callable[..., Session]
+
+
+@pytest.fixture
+def join(store: FakeStore) -> Iterator[Open]:
+    sessions: list[Session] = []
+
+    def join(policy: Policy = ALONE, ports: tuple[int, ...] = (6070,)) -> Session:
+        opened = Opened(store, "fake", "127.0.0.1")
+        sessions.append(Session(opened, job_id="job", policy=policy, ports=ports))
+        return sessions[-1]
+
+    yield join
+    for session in sessions:
+        session.close(wait=False)
+
+
+def wait_for(session: Session, kind: type[Decision]) -> Decision:
+    """The next decision of this kind; those before it are passed over."""
+    deadline = time.monotonic() + DEADLOCK
+    seen: list[Decision] = []
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        assert select.select([session.fileno()], [], [], left)[0], f"no {kind}, only {seen}"
+        # Not all at once: what comes after the wanted one is for the next question.
+        taken = session.take()
+        for at, one in enumerate(taken):
+            seen.append(one)
+            if isinstance(one, kind):
+                for later in taken[at + 1 :]:
+                    session._outbox.put(later)
+                return one
+
+
+def start(session: Session) -> StartWorkers:
+    decision = wait_for(session, StartWorkers)
+    assert isinstance(decision, StartWorkers)
+    return decision
+
+
+def over(session: Session) -> JobOver:
+    decision = wait_for(session, JobOver)
+    assert isinstance(decision, JobOver)
+    return decision
+
+
+def test_nothing_is_left_in_the_store(join: Open, store: FakeStore) -> None:
+    session = join()
+    session.done(start(session).generation)
+    assert over(session).result.succeeded
+    session.close()
+    assert store.values.prefix("").entries == ()
+
+
+def test_a_second_close_does_nothing(join: Open) -> None:
+    session = join()
+    session.close(wait=False)
+    session.close()
+
+
+def test_it_can_leave_before_it_has_found_the_store(join: Open, store: FakeStore) -> None:
+    store.unreachable()
+    session = join()
+    waiting = wait_for(session, Waiting)
+    assert isinstance(waiting, Waiting)
+    assert "the store is gone" in waiting.text
+    session.leave("Ctrl-C", exit_code=130)
+    assert over(session).result.exit_code == 130
+
+
+def test_it_can_leave_a_job_that_has_not_begun(join: Open) -> None:
+    session = join(Policy(2, 2))
+    wait_for(session, Waiting)
+    session.leave("Ctrl-C", exit_code=130)
+    assert over(session).result.exit_code == 130
+
+
+def test_it_leaves_also_if_nobody_takes_notice(join: Open, store: FakeStore) -> None:
+    session = join(Policy(1, 1, lease_seconds=20.0, answer_seconds=0.2))
+    generation = start(session).generation
+    store.unreachable()
+    session.leave("Ctrl-C", exit_code=130)
+    wait_for(session, StopWorkers)
+    session.stopped(generation)
+    assert over(session).result.exit_code == 130
+
+
+@pytest.mark.slow
+def test_nothing_is_started_with_a_lost_lease(join: Open, store: FakeStore) -> None:
+    session = join(Policy(1, 1, lease_seconds=2.0))
+    begun = start(session)
+    store.unreachable()
+    wait_for(session, StopWorkers)
+    assert not session.may_start(begun.generation, new_mark())
+    assert "lost contact" in over(session).result.text
+
+
+@pytest.mark.slow
+def test_workers_of_a_lost_node_get_little_time(join: Open, store: FakeStore) -> None:
+    session = join(Policy(1, 1, lease_seconds=2.0))
+    begun = start(session)
+    assert session.may_start(begun.generation, new_mark())
+    store.unreachable()
+    stop = wait_for(session, StopWorkers)
+    assert isinstance(stop, StopWorkers)
+    assert stop.grace is not None
+    assert stop.grace < 0.5
+    session.stopped(begun.generation)
+    over(session)
+
+
+@pytest.mark.slow
+def test_an_elastic_node_gives_up_when_the_store_stays_away(join: Open, store: FakeStore) -> None:
+    session = join(Policy(1, 2, lease_seconds=2.0, elastic_timeout=0.5))
+    begun = start(session)
+    store.unreachable()
+    wait_for(session, StopWorkers)
+    session.stopped(begun.generation)
+    text = over(session).result.text
+    assert "the store is gone; given up after 0.5 s" in text
+
+
+@pytest.mark.slow
+def test_an_elastic_node_comes_back(join: Open, store: FakeStore) -> None:
+    session = join(Policy(1, 2, lease_seconds=2.0, elastic_timeout=1.0))
+    begun = start(session)
+    # As if others had it: the lease is lost, the store is not.
+    store.failing = lambda call, _key: (
+        StoreUnreachableError("no answer") if call == "renew" else None
+    )
+    wait_for(session, StopWorkers)
+    session.stopped(begun.generation)
+    store.failing = lambda _call, _key: None
+    again = start(session)
+    assert again.generation > begun.generation
+    assert again.nodes[0].name != begun.nodes[0].name
+
+
+def test_a_node_has_other_ports_in_the_next_generation(join: Open) -> None:
+    terms = Policy(1, 1, elastic_level=1, lease_seconds=20.0)
+    session = join(terms, ports=(1, 2))
+    begun = start(session)
+    assert begun.nodes[0].ports == (1, 2)
+    session.failed(begun.generation, exit_code=1, text="failed")
+    wait_for(session, StopWorkers)
+    session.stopped(begun.generation, ports=(3, 4))
+    again = start(session)
+    assert (again.nodes[0].ports, again.restarts) == ((3, 4), 1)
+
+
+def test_servers_run_until_all_are_done(join: Open) -> None:
+    nodes = [join(Policy(2, 2, lease_seconds=20.0)) for _ in range(2)]
+    generation = start(nodes[0]).generation
+    start(nodes[1])
+    nodes[0].done(generation, gone=False)
+    nodes[1].done(generation)
+    stop = wait_for(nodes[0], StopWorkers)
+    assert isinstance(stop, StopWorkers)
+    nodes[0].stopped(generation)
+    for node in nodes:
+        assert over(node).result.succeeded
+
+
+def test_a_start_that_is_called_off_before_it_was_told(join: Open, store: FakeStore) -> None:
+    """The nodes' addresses cannot be read yet when another node already fails."""
+    store.failing = _groups_unreadable
+    nodes = [join(Policy(2, 2, lease_seconds=20.0, answer_seconds=20.0)) for _ in range(2)]
+    while store.values.get("rankspawn/job/job/state") is None or (
+        '"running"' not in store.values.prefix("rankspawn/job/job/state").entries[0].value
+    ):
+        time.sleep(0.01)  # nobody tells: that is the point
+    nodes[0].leave("Ctrl-C", exit_code=130)
+    for node in nodes:
+        assert over(node).result.exit_code == 130
+
+
+def _groups_unreadable(call: str, key: str) -> StoreError | None:
+    return StoreUnreachableError("no") if call == "get" and "/groups/" in key else None
+
+
+def test_a_store_that_refuses_ends_the_job_with_its_words(join: Open, store: FakeStore) -> None:
+    store.failing = lambda call, _key: (
+        StoreRefusedError("the store is full") if call == "put" else None
+    )
+    session = join()
+    assert "the store is full" in over(session).result.text

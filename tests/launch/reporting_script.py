@@ -1,0 +1,28 @@
+"""What a worker of the multi-node tests runs: it tells who it is, and does what it is told."""
+
+import json
+import os
+import signal
+import socket
+import sys
+
+
+def main() -> None:
+    if "stubborn" in sys.argv:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX) as line:
+        line.connect(os.environ["REPORT_TO"])
+        told = {"pid": os.getpid(), "args": sys.argv[1:], "env": dict(os.environ)}
+        line.sendall(f"{json.dumps(told)}\n".encode())
+        print(f"rank {os.environ.get('RANK')} is up", flush=True)
+        with line.makefile() as words:
+            verb, _, rest = words.readline().strip().partition(" ")
+    if verb == "raise":
+        raise ValueError(rest)
+    if verb == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(int(rest or 0))
+
+
+main()

@@ -1,0 +1,591 @@
+"""Jobs of several nodes on one machine, over loopback: real launchers, real signals."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import DEADLOCK
+from tests.launch.members import SCRIPT, SHORT, TOKEN, Job, Worker, free_port, running_job
+from tests.launch.running import COMMAND, environment
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Iterator[Job]:
+    with running_job(tmp_path) as job:
+        yield job
+
+
+@pytest.fixture
+def master() -> str:
+    return f"127.0.0.1:{free_port()}"
+
+
+def test_the_same_command_on_every_node(job: Job, master: str) -> None:
+    flags = ("--nnodes", "2", "--master", master, "--nproc_per_node", "2")
+    for _ in range(2):
+        job.start(*flags)
+    workers = job.workers(4)
+
+    assert [one["RANK"] for one in workers] == ["0", "1", "2", "3"]
+    assert [one["PADDLE_TRAINER_ID"] for one in workers] == ["0", "1", "2", "3"]
+    assert [one["LOCAL_RANK"] for one in workers] == ["0", "1", "0", "1"]
+    assert [one["GROUP_RANK"] for one in workers] == ["0", "0", "1", "1"]
+    for name in ("PADDLE_TRAINER_ENDPOINTS", "PADDLE_MASTER", "TORCHELASTIC_RUN_ID"):
+        assert len({one[name] for one in workers}) == 1
+    for one in workers:
+        assert (one["WORLD_SIZE"], one["PADDLE_NNODES"]) == ("4", "2")
+        endpoints = one["PADDLE_TRAINER_ENDPOINTS"].split(",")
+        assert len(set(endpoints)) == 4
+        assert one["PADDLE_CURRENT_ENDPOINT"] == endpoints[int(one["RANK"])]
+        assert f"{one['MASTER_ADDR']}:{one['MASTER_PORT']}" == endpoints[0]
+        assert one["PADDLE_MASTER"] not in endpoints
+    for one in workers:
+        one.say("exit 0")
+    assert job.codes() == [0, 0]
+
+
+def test_without_a_master_the_command_for_the_others_is_shown(job: Job) -> None:
+    flags = ("--nnodes", "2", "--host", "127.0.0.1", "--rank", "0")
+    first = job.start(*flags, script=(SCRIPT, "a b"), RANKSPAWN_JOB_TOKEN="")
+    first.wait_for("on each of the other nodes, type:")
+    first.wait_for("1 of 2 nodes are here")
+    found = re.search(r"RANKSPAWN_JOB_TOKEN=(\S+) .* -m rankspawn.launch (.*)\n", first.said)
+    assert found is not None, first.said
+    words = shlex.split(found[2])
+    assert "--rank" not in words
+    at = words.index(SCRIPT)
+    job.start(*words[:at], script=words[at:], RANKSPAWN_JOB_TOKEN=found[1])
+
+    workers = job.workers(2)
+    assert [one.args for one in workers] == [["a b"], ["a b"]]
+    for one in workers:
+        one.say("exit 0")
+    assert job.codes() == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_token_of_the_user_is_not_shown(job: Job) -> None:
+    first = job.start("--nnodes", "2", "--host", "127.0.0.1")
+    first.wait_for("type (with this node's RANKSPAWN_JOB_TOKEN)")
+    first.wait_for("1 of 2 nodes are here")
+    assert TOKEN not in first.said
+    first.send(signal.SIGTERM)
+    assert first.wait() == 128 + signal.SIGTERM
+
+
+@pytest.mark.slow
+def test_given_ranks_and_a_missing_one_is_named(job: Job, master: str) -> None:
+    flags = ("--nnodes", "3", "--master", master)
+    job.start(*flags, "--rank", "0")
+    job.start(*flags, "--rank", "2")
+    for member in job.members:
+        member.wait_for("missing: rank 1")
+    job.start(*flags, "--rank", "1")
+
+    workers = job.workers(3)
+    for number, rank in ((0, 0), (1, 2), (2, 1)):
+        assert workers[rank]["PADDLE_LOG_DIR"].endswith(f"log{number}")
+    for one in workers:
+        one.say("exit 0")
+    assert job.codes() == [0, 0, 0]
+
+
+def test_a_failure_ends_the_job_everywhere_with_its_traceback(job: Job, master: str) -> None:
+    for _ in range(2):
+        job.start("--nnodes", "2", "--master", master)
+    workers = job.workers(2)
+    workers[1].say("raise of rank 1")
+
+    assert job.codes() == [1, 1]
+    for member in job.members:
+        assert member.said.endswith("ValueError: of rank 1\n")
+        assert "rank 1 on " in member.said
+        assert "workerlog.1" in member.said
+    workers[0].wait_gone()
+
+
+@pytest.mark.slow
+def test_the_exit_code_is_that_of_the_first_failure(job: Job, master: str) -> None:
+    for _ in range(2):
+        job.start("--nnodes", "2", "--master", master)
+    workers = job.workers(2)
+    workers[0].say("kill")
+    assert job.codes() == [128 + signal.SIGKILL] * 2
+
+
+@pytest.mark.slow
+def test_a_program_that_cannot_be_started_ends_the_job_everywhere(job: Job, master: str) -> None:
+    script = job.folder / "program"
+    script.write_text("#!/nowhere/interpreter\n")
+    script.chmod(0o755)
+    job.start("--nnodes", "2", "--master", master)
+    job.start("--nnodes", "2", "--master", master, script=[str(script)])
+    assert job.codes() == [126, 126]
+    for member in job.members:
+        assert "cannot start its workers" in member.said
+        assert str(script) in member.said
+
+
+@pytest.mark.parametrize(
+    ("number", "at"),
+    [
+        pytest.param(signal.SIGINT, 1, id="ctrl-c"),
+        pytest.param(signal.SIGTERM, 0, id="master", marks=pytest.mark.slow),
+    ],
+)
+def test_a_node_that_is_asked_to_end_ends_the_job(
+    job: Job, master: str, number: int, at: int
+) -> None:
+    first = job.start("--nnodes", "2", "--master", master)
+    first.wait_for("1 of 2 nodes are here")
+    job.start("--nnodes", "2", "--master", master)
+    workers = job.workers(2)
+    job.members[at].send(number)
+
+    assert job.codes() == [128 + number] * 2
+    name = signal.Signals(number).name
+    assert job.members[at].said.endswith(f"ended by {name} to the launcher\n")
+    other = job.members[1 - at].said
+    assert other.endswith(f"node {at} (127.0.0.1) was ended by {name} to its launcher\n")
+    for one in workers:
+        one.wait_gone()
+
+
+@pytest.mark.slow
+def test_asked_twice_does_not_wait(job: Job, master: str) -> None:
+    flags = ("--nnodes", "2", "--master", master, "--grace_period", "1000")
+    for _ in range(2):
+        job.start(*flags, script=(SCRIPT, "stubborn"))
+    workers = job.workers(2)
+    for member in job.members:
+        member.send(signal.SIGINT)
+        member.send(signal.SIGTERM)
+    assert job.codes() in ([130, 130], [143, 143], [130, 143], [143, 130])
+    for one in workers:
+        one.wait_gone()
+
+
+@pytest.mark.slow
+def test_asked_to_end_while_waiting_for_the_master(job: Job, master: str) -> None:
+    """Nobody listens there, and nobody needs to be told."""
+    member = job.start("--nnodes", "2", "--master", master, "--rank", "1")
+    member.wait_for("nobody listens at")
+    member.send(signal.SIGINT)
+    assert member.wait() == 130
+
+
+@pytest.mark.slow
+def test_different_flags_are_refused_with_both(job: Job, master: str) -> None:
+    first = job.start("--nnodes", "2", "--master", master)
+    first.wait_for("1 of 2 nodes are here")
+    second = job.start("--nnodes", "3", "--master", master)
+    assert second.wait() == 1
+    assert "--nnodes 3" in second.said
+    assert "the job has --nnodes 2" in second.said
+
+
+@pytest.mark.slow
+def test_one_job_after_the_other_on_the_same_port(job: Job, master: str) -> None:
+    """A node may be at its next job while the master of the last one is still there."""
+    command = shlex.join(
+        [*COMMAND, *("--nnodes", "2", "--master", master, "--nproc_per_node", "1"), "true"]
+    )
+    nodes = [
+        subprocess.Popen(
+            ["sh", "-ec", "\n".join([command] * 4)],
+            cwd=job.folder,
+            env=environment(RANKSPAWN_JOB_TOKEN=TOKEN),
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(2)
+    ]
+    said = [node.communicate(timeout=DEADLOCK)[1].decode() for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], said
+
+
+@pytest.mark.slow
+def test_a_waiting_node_survives_the_masters_restart(job: Job, master: str) -> None:
+    flags = ("--nnodes", "3", "--master", master, *SHORT)
+    first = job.start(*flags, "--rank", "0")
+    waiting = job.start(*flags, "--rank", "1")
+    waiting.wait_for("missing: rank 2")
+    first.end()
+    again = job.start(*flags, "--rank", "0")
+    last = job.start(*flags, "--rank", "2")
+    for one in job.workers(3):
+        one.say("exit 0")
+    assert [member.wait() for member in (again, waiting, last)] == [0, 0, 0]
+
+
+@pytest.mark.slow
+def test_a_late_node_of_a_complete_job_is_sent_away(job: Job, master: str) -> None:
+    flags = ("--nnodes", "2", "--master", master, *SHORT)
+    members = [job.start(*flags) for _ in range(2)]
+    workers = job.workers(2)
+    late = job.start(*flags)
+    assert late.wait() == 1
+    assert "came too late" in late.said
+    for one in workers:
+        one.say("exit 0")
+    assert [member.wait() for member in members] == [0, 0]
+
+
+@pytest.mark.slow
+def test_another_token_is_refused(job: Job, master: str) -> None:
+    first = job.start("--nnodes", "2", "--master", master)
+    first.wait_for("1 of 2 nodes are here")
+    second = job.start("--nnodes", "2", "--master", master, RANKSPAWN_JOB_TOKEN="x" * 16)
+    assert second.wait() == 1
+    assert "RANKSPAWN_JOB_TOKEN" in second.said
+    first.wait_for("the master has sent away 127.0.0.1: wrong token")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "variables", "text"),
+    [
+        (["--master", "here"], {}, "'here' is no host:port"),
+        (["--master", "ftp://a:1"], {}, "ftp:// is not known"),
+        (["--master", "127.0.0.1:1"], {"RANKSPAWN_JOB_TOKEN": "short"}, "could be guessed"),
+        (["--master", "127.0.0.1:1", "--ips", "127.0.0.1,192.0.2.7"], {}, "this machine only"),
+        (["--node_timeout", "0.1"], {}, "from 2 to 120"),
+        (["--run_mode", "ps", "--nnodes", "2:3"], {}, "servers keep a part"),
+    ],
+)
+def test_what_cannot_be_meant(
+    job: Job, flags: list[str], variables: dict[str, str], text: str
+) -> None:
+    member = job.start("--nnodes", "2", *flags, **variables)
+    assert member.wait() == 2
+    assert text in member.said
+
+
+@pytest.mark.slow
+def test_a_start_port_is_used_on_every_node(job: Job, master: str) -> None:
+    port = free_port() - 30
+    job.start("--nnodes", "2", "--master", master, "--start_port", str(port))
+    job.start("--nnodes", "2", "--master", master, "--start_port", str(port + 10))
+    workers = job.workers(2)
+    ports = {one["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[2] for one in workers}
+    assert ports == {str(port), str(port + 10)}
+    for one in workers:
+        one.say("exit 0")
+    assert job.codes() == [0, 0]
+
+
+@pytest.mark.slow
+def test_slurm_says_how_many_and_where(job: Job) -> None:
+    job_id = str(free_port())
+    for node in range(2):
+        job.start(
+            SLURM_JOB_ID=job_id,
+            SLURM_STEP_ID="0",
+            SLURM_STEP_NUM_NODES="2",
+            SLURM_STEP_NODELIST="127.0.0.[1,2]",
+            SLURM_NODEID=str(node),
+        )
+    workers = job.workers(2)
+    assert [one["GROUP_RANK"] for one in workers] == ["0", "1"]
+    for one in workers:
+        one.say("exit 0")
+    assert job.codes() == [0, 0]
+
+
+@pytest.mark.slow
+def test_kubernetes_says_which_one(job: Job) -> None:
+    port = str(free_port())
+    for index in range(2):
+        job.start(
+            "--nnodes",
+            "2",
+            JOB_COMPLETION_INDEX=str(index),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=port,
+        )
+    workers = job.workers(2)
+    for index, one in enumerate(workers):
+        assert one["PADDLE_LOG_DIR"].endswith(f"log{index}")
+        one.say("exit 0")
+    assert job.codes() == [0, 0]
+
+
+@pytest.mark.slow
+def test_listed_addresses_need_no_master(job: Job) -> None:
+    port = str(free_port())
+    for host in ("127.0.0.2", "127.0.0.3"):
+        job.start("--ips", "127.0.0.2,127.0.0.3", "--host", host, "--start_port", port)
+    workers = job.workers(2)
+    assert [one["PADDLE_CURRENT_ENDPOINT"] for one in workers] == [
+        f"127.0.0.2:{port}",
+        f"127.0.0.3:{port}",
+    ]
+    for one in workers:
+        one.say("exit 0")
+    assert job.codes() == [0, 0]
+
+
+class TestLostNodes:
+    pytestmark = pytest.mark.slow
+
+    @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])
+    @pytest.mark.parametrize("at", [0, 1], ids=["master", "other"])
+    def test_end_the_job(self, job: Job, master: str, number: int, at: int) -> None:
+        flags = ("--nnodes", "2", "--master", master, *SHORT)
+        first = job.start(*flags)
+        first.wait_for("1 of 2 nodes are here")
+        job.start(*flags)
+        workers = job.workers(2)
+        lost, other = job.members[at], job.members[1 - at]
+        lost.send(number)
+
+        assert other.wait() == 1
+        if at:
+            assert "node 1 (127.0.0.1, " in other.said
+            assert "vanished: no sign of life for 4 s" in other.said
+        else:
+            assert f"nothing was heard from {master}, where the nodes meet" in other.said
+        for one in workers:
+            one.wait_gone()
+
+    def test_workers_that_fail_because_of_it_are_not_the_cause(self, job: Job, master: str) -> None:
+        flags = ("--nnodes", "2", "--master", master, *SHORT)
+        first = job.start(*flags)
+        first.wait_for("1 of 2 nodes are here")
+        second = job.start(*flags)
+        workers = job.workers(2)
+        second.send(signal.SIGKILL)
+        workers[1].wait_gone()
+        workers[0].say("raise connection reset by peer")
+        assert first.wait() == 1
+        assert first.said.endswith("vanished: no sign of life for 4 s\n")
+        assert "ValueError: connection reset by peer" in first.said
+
+
+class TestRestarts:
+    def test_level_1_starts_all_nodes_again(self, job: Job, master: str) -> None:
+        flags = ("--nnodes", "2", "--master", master, "--elastic_level", "1", "--max_restart", "1")
+        for _ in range(2):
+            job.start(*flags)
+        old = job.workers(2)
+        old[1].say("exit 3")
+        new = job.workers(2)
+        assert all(one.is_gone() for one in old)
+        assert {one["TORCHELASTIC_RESTART_COUNT"] for one in new} == {"1"}
+        assert {one["TORCHELASTIC_MAX_RESTARTS"] for one in new} == {"1"}
+        # A late message to the old ones does not reach the new ones.
+        endpoints = [set(one["PADDLE_TRAINER_ENDPOINTS"].split(",")) for one in (old[0], new[0])]
+        assert endpoints[0].isdisjoint(endpoints[1])
+        assert old[0]["TORCHELASTIC_RUN_ID"] == new[0]["TORCHELASTIC_RUN_ID"]
+
+        new[0].say("exit 4")
+        assert job.codes() == [4, 4]
+        for member in job.members:
+            assert "1 of 1 restarts are used up" in member.said
+
+    @pytest.mark.slow
+    def test_level_0_holds_until_a_node_takes_its_place(self, job: Job, master: str) -> None:
+        flags = ("--nnodes", "2", "--master", master, "--elastic_level", "0")
+        first = job.start(*flags)
+        first.wait_for("1 of 2 nodes are here")
+        second = job.start(*flags)
+        old = job.workers(2)
+        old[1].say("exit 3")
+        assert second.wait() == 3
+        first.wait_for("1 of 2 nodes are here")
+        third = job.start(*flags)
+        new = job.workers(2)
+        assert all(one.is_gone() for one in old)
+        for one in new:
+            one.say("exit 0")
+        assert [first.wait(), third.wait()] == [0, 0]
+
+    @pytest.mark.slow
+    def test_level_0_without_another_node(self, job: Job, master: str) -> None:
+        flags = ("--nnodes", "2", "--master", master, "--elastic_level", "0")
+        for _ in range(2):
+            job.start(*flags, "--elastic_timeout", "1")
+        job.workers(2)[1].say("exit 3")
+        assert sorted(job.codes()) == [3, 3]
+        assert any("none took the place" in member.said for member in job.members)
+
+
+class TestElastic:
+    pytestmark = pytest.mark.slow
+
+    def test_join_leave_die_and_come_back(self, job: Job, master: str) -> None:
+        flags = (
+            *("--nnodes", "2:3", "--master", master, "--elastic_timeout", "1"),
+            *("--max_restart", "99", *SHORT),
+        )
+        first = job.start(*flags)
+        first.wait_for("1 of 3 nodes are here")
+        second = job.start(*flags)
+        workers = job.workers(2)
+        assert [one["WORLD_SIZE"] for one in workers] == ["2", "2"]
+
+        third = job.start(*flags)
+        workers = job.next_generation(workers, 3)
+
+        third.send(signal.SIGTERM)
+        workers = job.next_generation(workers, 2)
+        assert third.wait() == 143
+
+        third = job.start(*flags)
+        workers = job.next_generation(workers, 3)
+
+        second.send(signal.SIGKILL)
+        workers = job.next_generation(workers, 2)
+
+        fourth = job.start(*flags)
+        workers = job.next_generation(workers, 3)
+        for one in workers:
+            one.say("exit 0")
+        assert [first.wait(), third.wait(), fourth.wait()] == [0, 0, 0]
+
+    def test_a_node_that_hung_comes_back(self, job: Job, master: str) -> None:
+        flags = (
+            *("--nnodes", "1:2", "--master", master, "--elastic_timeout", "20"),
+            *("--max_restart", "99", *SHORT),
+        )
+        first = job.start(*flags)
+        first.wait_for("1 of 2 nodes are here")
+        second = job.start(*flags)
+        workers = job.workers(2)
+        second.send(signal.SIGSTOP)
+        workers = job.next_generation(workers, 1)
+        second.send(signal.SIGCONT)
+        workers = job.next_generation(workers, 2)
+        for one in workers:
+            one.say("exit 0")
+        assert job.codes() == [0, 0]
+
+    def test_restarts_are_counted_for_the_whole_job(self, job: Job, master: str) -> None:
+        flags = (
+            "--nnodes",
+            "1:2",
+            "--master",
+            master,
+            "--max_restart",
+            "1",
+            "--elastic_level",
+            "1",
+        )
+        first = job.start(*flags, *SHORT)
+        first.wait_for("1 of 2 nodes are here")
+        second = job.start(*flags, *SHORT)
+        job.workers(2)[0].say("exit 5")
+        job.workers(2)
+        second.send(signal.SIGKILL)
+        assert first.wait() == 1
+        assert "1 of 1 restarts are used up" in first.said
+        assert "vanished" in first.said
+
+
+def by_role(workers: list[Worker]) -> dict[str, list[Worker]]:
+    roles: dict[str, list[Worker]] = {}
+    for one in workers:
+        roles.setdefault(one["TRAINING_ROLE"], []).append(one)
+    return roles
+
+
+class TestParameterServers:
+    def test_by_counts(self, job: Job, master: str) -> None:
+        flags = ("--nnodes", "2", "--master", master, "--server_num", "1", "--trainer_num", "1")
+        for _ in range(2):
+            job.start(*flags)
+        roles = by_role(job.workers(4))
+        trainers, servers = roles["TRAINER"], roles["PSERVER"]
+        assert sorted(one["PADDLE_TRAINER_ID"] for one in trainers) == ["0", "1"]
+        for one in (*trainers, *servers):
+            assert len(one["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")) == 2
+            assert len(one["PADDLE_TRAINER_ENDPOINTS"].split(",")) == 2
+            assert one["PADDLE_NNODES"] == "2"
+        # The servers of a node whose trainers are done serve those of the others.
+        trainers[0].say("exit 0")
+        trainers[0].wait_gone()
+        assert not any(one.is_gone() for one in servers)
+        trainers[1].say("exit 0")
+        assert job.codes() == [0, 0]
+        for one in servers:
+            one.wait_gone()
+
+    @pytest.mark.slow
+    def test_by_lists_with_a_node_of_servers_only(self, job: Job) -> None:
+        ports = [free_port() for _ in range(3)]
+        flags = (
+            *("--servers", f"127.0.0.2:{ports[0]}"),
+            *("--trainers", f"127.0.0.3:{ports[1]}"),
+            *("--start_port", str(ports[2])),
+        )
+        for host in ("127.0.0.3", "127.0.0.2"):
+            job.start(*flags, "--host", host)
+        roles = by_role(job.workers(2))
+        (server,), (trainer,) = roles["PSERVER"], roles["TRAINER"]
+        assert server["POD_IP"] == "127.0.0.2"
+        assert trainer["POD_IP"] == "127.0.0.3"
+        trainer.say("exit 0")
+        assert job.codes() == [0, 0]
+        server.wait_gone()
+
+    @pytest.mark.slow
+    def test_a_failed_server_ends_the_job(self, job: Job, master: str) -> None:
+        flags = ("--nnodes", "2", "--master", master, "--server_num", "1", "--trainer_num", "1")
+        for _ in range(2):
+            job.start(*flags)
+        roles = by_role(job.workers(4))
+        roles["PSERVER"][0].say("exit 7")
+        assert job.codes() == [7, 7]
+        for member in job.members:
+            assert "server " in member.said
+
+    @pytest.mark.slow
+    def test_a_lost_node_of_servers_ends_the_job(self, job: Job) -> None:
+        ports = [free_port() for _ in range(3)]
+        flags = (
+            *("--servers", f"127.0.0.3:{ports[0]},127.0.0.2:{ports[0]}"),
+            *("--trainers", f"127.0.0.3:{ports[1]}"),
+            *("--start_port", str(ports[2])),
+            *SHORT,
+        )
+        trainers = job.start(*flags, "--host", "127.0.0.3")
+        servers = job.start(*flags, "--host", "127.0.0.2")
+        job.workers(3)
+        servers.send(signal.SIGKILL)
+        assert trainers.wait() == 1
+        assert "vanished" in trainers.said
+
+    @pytest.mark.parametrize("how", ["counts", "lists"])
+    @pytest.mark.slow
+    def test_heter_workers(self, job: Job, master: str, how: str) -> None:
+        if how == "counts":
+            flags: tuple[str, ...] = ("--nnodes", "2", "--master", master, "--run_mode", "ps-heter")
+            flags += ("--server_num", "1", "--trainer_num", "1", "--heter_worker_num", "1")
+            each: list[tuple[str, ...]] = [(), ()]
+        else:
+            ports = [free_port() for _ in range(4)]
+            hosts = ("127.0.0.2", "127.0.0.3")
+            flags = ("--run_mode", "ps-heter", "--start_port", str(ports[3]))
+            for flag, port in zip(("servers", "trainers", "heter_workers"), ports, strict=False):
+                flags += (f"--{flag}", ",".join(f"{host}:{port}" for host in hosts))
+            each = [("--host", host) for host in hosts]
+        for more in each:
+            job.start(*flags, *more)
+        roles = by_role(job.workers(6))
+        assert {role: len(found) for role, found in roles.items()} == {
+            "PSERVER": 2,
+            "TRAINER": 2,
+            "HETER_TRAINER": 2,
+        }
+        for one in roles["HETER_TRAINER"]:
+            assert len(one["PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"].split(",")) == 2
+            assert one["STAGE_ID"] == "2"
+        for one in roles["TRAINER"]:
+            one.say("exit 0")
+        assert job.codes() == [0, 0]
