@@ -46,6 +46,7 @@ howto/paddle
 howto/torch
 howto/jax
 howto/notebooks
+howto/logs
 howto/supervise
 howto/devices-and-nodes
 launch
