@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import errno
+import multiprocessing
 import os
 import signal
 import sys
@@ -365,6 +366,16 @@ def return_generator() -> dict[str, Iterator[int]]:
 
 def return_locks() -> list[Any]:
     return [1, (2, threading.RLock())]
+
+
+def return_pipe_end() -> list[Any]:
+    return [1, multiprocessing.Pipe()[0]]
+
+
+def raise_with_pipe_end() -> NoReturn:
+    error = ValueError("holds a pipe")
+    error.end = multiprocessing.Pipe()[0]  # type: ignore[attr-defined]
+    raise error
 
 
 def return_refusing() -> list[Any]:

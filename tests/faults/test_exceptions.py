@@ -180,6 +180,13 @@ def test_a_pickle_of_something_else_is_not_taken_for_the_exception() -> None:
     assert str(error.exception) == "its text"
 
 
+def test_the_end_of_a_pipe_is_not_taken_for_a_descriptor_of_the_parent(start_method: str) -> None:
+    error = caught_from(strange.raise_with_pipe_end, start_method=start_method)
+
+    assert isinstance(error.exception, ValueError)
+    assert "Connection object" in error.exception.end  # type: ignore[attr-defined]
+
+
 def test_a_lambda_among_the_args_comes_back() -> None:
     error = caught_from(throw, strange.make_lambda)
 
@@ -416,6 +423,7 @@ def test_system_exit_in_a_thread_ends_the_thread_only(start_method: str) -> None
     [
         (strange.return_generator, 'TypeError: result["numbers"] cannot be sent back'),
         (strange.return_locks, "TypeError: result[1][1] cannot be sent back"),
+        (strange.return_pipe_end, "TypeError: result[1] cannot be sent back"),
         (strange.return_refusing, 'TypeError: result[1]["inner"] cannot be sent back'),
         (strange.return_deep, "TypeError: result[0][0]"),
     ],

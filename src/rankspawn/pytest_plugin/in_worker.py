@@ -239,8 +239,8 @@ def _refuse_breakpoints() -> None:
     def refuse(*args: object, **kwargs: object) -> NoReturn:  # noqa: ARG001 - any breakpoint's
         __tracebackhide__ = True
         pytest.fail(
-            "a breakpoint in a rank: it has no terminal for a debugger. Run the function by "
-            "itself under rankspawn.spawn, or the test without its ranks"
+            "a breakpoint in a rank: it has no terminal for a debugger. Run the function "
+            "by itself under rankspawn.spawn(..., debug=RANK), or the test without its ranks"
         )
 
     sys.breakpointhook = refuse

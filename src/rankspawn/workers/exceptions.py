@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import sys
 
-from rankspawn.workers.pickling import Rules, dump
+from rankspawn.workers.pickling import Rules, dump, refuse_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -137,9 +137,11 @@ def _stand_in(packed: dict[str, Any]) -> BaseException:
 def _pickle_if_it_comes_back(obj: Any) -> bytes | None:
     """The pickle, if unpickling it here gives the same type again."""
     stream = io.BytesIO()
+    rules = Rules()
+    rules.reducers = refuse_descriptors()
     try:
         # Buffers left out of the stream would be lost, so large ones count as failures.
-        if dump(obj, stream, Rules()):
+        if dump(obj, stream, rules):
             return None
         back = _loads(stream.getvalue())
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ with cloudpickle: pickling only that part by value would break references shared
 from __future__ import annotations
 
 import copyreg
+import sys
 
 try:
     from _pickle import Pickler as _PlainPickler
@@ -54,6 +55,20 @@ class Rules:
 
     def end(self) -> None:
         """Called after the last attempt, however it ended."""
+
+
+def refuse_descriptors() -> dict[type, Callable[[Any], Any]]:
+    """Reducers for a worker that refuse what is only a number in another process.
+
+    pickle itself takes a pipe's end for plain data. The parent's copy would stand for whatever has
+    the same number there, and close it in the end.
+    """
+    module = sys.modules.get("multiprocessing.connection")
+    return {} if module is None else {module.Connection: _refuse}
+
+
+def _refuse(connection: Any) -> Any:
+    raise TypeError(f"the end of a pipe ({connection!r}) cannot be sent back to the parent")
 
 
 def dump(obj: Any, stream: BinaryIO, rules: Rules) -> list[memoryview]:

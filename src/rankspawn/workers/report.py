@@ -127,13 +127,14 @@ class Report:
             self._wake_parent()
 
     def _pickle_result(self, value: Any) -> int:
-        from rankspawn.workers.pickling import Rules, dump
+        from rankspawn.workers.pickling import Rules, dump, refuse_descriptors
 
         rules = Rules()
+        reducers = rules.reducers = refuse_descriptors()
         if "torch" in sys.modules:
             from rankspawn.workers.tensors import tensor_reducers
 
-            rules.reducers = tensor_reducers({}, shared_stay_shared=False)
+            reducers.update(tensor_reducers({}, shared_stay_shared=False))
         try:
             table, self._end = write_parcel(
                 self._fd, self._end, lambda stream: dump(value, stream, rules)
