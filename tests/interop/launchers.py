@@ -102,11 +102,6 @@ def compare(
     assert expected.keys() - found == set(), "these do not differ any more"
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def listed_endpoints(host: str, *counts: int) -> list[str]:
     """Lists of so many endpoints, all different.
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from tests.interop.launchers import free_port
 from tests.launch.running import Done, environment, rankrun
+from tests.ports import free_port
 
 pytestmark = pytest.mark.interop
 

@@ -28,13 +28,13 @@ from tests.interop.launchers import (
     WORKER,
     Environment,
     compare,
-    free_port,
     listed_endpoints,
     outputs,
     run,
     with_changes,
 )
 from tests.plan.conftest import FakeMachine
+from tests.ports import free_port
 
 pytestmark = pytest.mark.interop
 

@@ -227,9 +227,3 @@ def wait_gone(pid: int, seconds: float = DEADLOCK) -> bool:
 
 def is_alive(pid: int) -> bool:
     return not wait_gone(pid, 0)
-
-
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port for a master; nobody is given it again soon, since the system gives them in turn."""
-    with socket.create_server((host, 0)) as server:
-        return int(server.getsockname()[1])

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from rankspawn.launch.flags import FLAGS, IPU_FLAGS
-from tests.launch.members import free_port, running_job
+from tests.launch.members import running_job
 from tests.launch.running import ROOT, rankrun
+from tests.ports import free_port
 
 PAGE = (ROOT / "docs" / "launch.md").read_text()
 ALL_FLAGS = [flag for group in FLAGS.values() for flag in group]

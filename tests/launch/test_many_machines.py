@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import DEADLOCK
-from tests.launch.members import SCRIPT, SHORT, TOKEN, Job, Worker, free_port, running_job
+from tests.launch.members import SCRIPT, SHORT, TOKEN, Job, Worker, running_job
 from tests.launch.running import COMMAND, environment
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -269,7 +270,7 @@ def test_what_cannot_be_meant(
 
 @pytest.mark.slow
 def test_a_start_port_is_used_on_every_node(job: Job, master: str) -> None:
-    port = free_port() - 30
+    port = free_port(span=20)
     job.start("--nnodes", "2", "--master", master, "--start_port", str(port))
     job.start("--nnodes", "2", "--master", master, "--start_port", str(port + 10))
     workers = job.workers(2)

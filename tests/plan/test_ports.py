@@ -13,6 +13,7 @@ from rankspawn.options import SpawnOptions
 from rankspawn.plan.facts import Machine
 from rankspawn.plan.job import resolve
 from rankspawn.plan.ports import HeldPorts, hold_ports
+from tests.ports import free_port
 
 
 def listener(port: int, host: str = "127.0.0.1", *, reuse: bool = True) -> socket.socket:
@@ -71,11 +72,6 @@ def test_close_gives_everything_back_and_may_be_called_twice() -> None:
     held.close()
     assert open_fds() == before
     listener(held.ports[0], reuse=False).close()
-
-
-def free_port() -> int:
-    with HeldPorts(1) as held:
-        return held.ports[0]
 
 
 def test_fixed_ports_are_the_ones_asked_for() -> None:
