@@ -284,7 +284,10 @@ def test_ctrl_c_leaves_one_table_and_no_rank(open_session: Any) -> None:
     assert session.finish() == -signal.SIGINT, session.output
 
     text = "\n".join(screen_of(session.output))
-    assert len(re.findall(r"2 ranks after .* s: 2 stopped", text)) == 1
+    # A rank that heard the Ctrl-C before the parent did has failed by itself.
+    assert (
+        len(re.findall(r"2 ranks after .* s: (1 stopped, 1 failed|2 stopped|2 failed)", text)) == 1
+    )
     assert text.count("step or last line") == 1
     assert text.count("Traceback") == 1  # the program's own
 
