@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 from rankspawn.descriptors import Owned, close_in_forks
 from rankspawn.workers.guardian import Guardian
@@ -38,8 +38,6 @@ _running: set[WorkerGroup] = set()
 os.register_at_fork(after_in_child=_running.clear)
 # The system's waits cannot take more than 24 days at once; a day is as good as for ever.
 _LONGEST_WAIT = 86_400.0
-# A look that takes no longer found what it found waiting.
-_AT_ONCE_NS = 200_000
 
 
 class WorkerGroup:
@@ -210,22 +208,25 @@ class WorkerGroup:
 
     def _select(self, timeout: float | None) -> None:
         ready: list[int] = []
-        begun = time.monotonic_ns()
+        waited = False
         try:
-            with woken_by_signals(self._selector) if timeout else nullcontext():
-                ready = [key.fd for key, _ in self._selector.select(timeout)]
+            ready = [key.fd for key, _ in self._selector.select(0)]
+            if timeout != 0 and not ready:
+                waited = True
+                with woken_by_signals(self._selector):
+                    ready = [key.fd for key, _ in self._selector.select(timeout)]
         finally:
             with self._changed:
                 self._selecting_thread = None
                 if self.closed:
                     self._close_descriptors()
                 else:
-                    self._note(ready, self._time_of_events(begun))
+                    self._note(ready, self._time_of_events(waited=waited))
                 self._changed.notify_all()
             if ready:
                 self._tell_listeners()
 
-    def _time_of_events(self, begun: int) -> int:
+    def _time_of_events(self, *, waited: bool) -> int:
         """When the deaths happened that were just noticed, as far as that can be known.
 
         If we had to wait for them, it is now. If they were there already, nobody looked for a
@@ -234,7 +235,7 @@ class WorkerGroup:
         """
         now = time.monotonic_ns()
         since, self._looked_ns = self._looked_ns, now
-        return now if now - begun > _AT_ONCE_NS else since
+        return now if waited else since
 
     def _note(self, ready: list[int], now: int) -> None:
         for fd in ready:
