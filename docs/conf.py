@@ -16,7 +16,7 @@ version = release = re.search(r'__version__ = "(.+)"', _INIT)[1]  # type: ignore
 
 extensions = ["myst_parser"]
 root_doc = "index"
-exclude_patterns = ["_build", "make_pictures.py"]
+exclude_patterns = ["_build", "*.py"]
 # Blocks without a language are diagrams and commands.
 highlight_language = "none"
 nitpicky = True

@@ -14,9 +14,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import live_view
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
+from rankspawn import __version__
 from rankspawn.doctor.findings import judge
 from rankspawn.doctor.forecast import foresee
 from rankspawn.doctor.wording import write
@@ -36,6 +39,7 @@ def main(folder: Path) -> None:
     options = ["-m", "pytest", "--color=yes", "-p", "no:cacheprovider", "-p", "no:randomly"]
     draw(folder / "testing.svg", "pytest", run(test, "test_train.py", options))
     draw(folder / "doctor.svg", "rankspawn doctor", imagined_report())
+    draw(folder / "live-view.svg", "rankspawn.spawn(..., progress=True)", live_view.record(WIDTH))
 
 
 def snippet_after(page: str, heading: str) -> str:
@@ -97,77 +101,79 @@ class ImaginedMachine:
         return frozenset({host})
 
 
+# What the doctor finds there; a mask shows two of the GPUs.
+FACTS: dict[str, Any] = {
+    "software": {
+        "rankspawn": __version__,
+        "python": "cpython 3.13",
+        "system": "Linux 6.8 x86_64",
+        "in_worker": False,
+    },
+    "devices": [
+        {
+            "type": "gpu",
+            "vendor": "nvidia",
+            "found": 4,
+            "masks": {"CUDA_VISIBLE_DEVICES": "2,3"},
+            "visible": ["2", "3"],
+        }
+    ],
+    "cpus": {
+        "machine": 64,
+        "affinity": 64,
+        "cgroup_quota": 8.0,
+        "usable": 8,
+        "CPU_NUM": None,
+    },
+    "limits": {
+        "open_files": {"soft": 1024, "hard": 524288},
+        "processes": {"soft": None, "hard": None},
+        "cgroup_processes": {"limit": None, "used": None},
+        "memory": {"total": 512 * GIB, "available": 480 * GIB},
+        "cgroup_memory": {"limit": 64 * GIB, "used": 2 * GIB},
+        "shared_memory": {
+            "path": "/dev/shm",
+            "total": GIB // 16,
+            "free": GIB // 16,
+            "writable": True,
+        },
+        "temporary": {"path": "/tmp", "total": 900 * GIB, "free": 600 * GIB, "writable": True},
+    },
+    "start_methods": {"available": ["spawn", "fork", "forkserver"], "default": "spawn"},
+    "system": {
+        "pidfd": True,
+        "memfd": True,
+        "sh": True,
+        "proc": True,
+        "sigint_ignored": False,
+        "sigchld_ignored": False,
+        "ptrace_scope": 1,
+    },
+    "packages": {
+        "torch": "2.13.0",
+        "numpy": "2.4.6",
+        "cloudpickle": "3.1.2",
+        "psutil": "7.2.2",
+    },
+    "variables": {"OMP_NUM_THREADS": "8"},
+}
+
+
 def imagined_report() -> str:
     """The doctor on a machine that everybody may see."""
-    from rankspawn import __version__
-
     environ = {"CUDA_VISIBLE_DEVICES": "2,3", "OMP_NUM_THREADS": "8"}
-    facts: dict[str, Any] = {
-        "software": {
-            "rankspawn": __version__,
-            "python": "cpython 3.13",
-            "system": "Linux 6.8 x86_64",
-            "in_worker": False,
-        },
-        "devices": [
-            {
-                "type": "gpu",
-                "vendor": "nvidia",
-                "found": 4,
-                "masks": {"CUDA_VISIBLE_DEVICES": "2,3"},
-                "visible": ["2", "3"],
-            }
-        ],
-        "cpus": {
-            "machine": 64,
-            "affinity": 64,
-            "cgroup_quota": 8.0,
-            "usable": 8,
-            "CPU_NUM": None,
-        },
-        "limits": {
-            "open_files": {"soft": 1024, "hard": 524288},
-            "processes": {"soft": None, "hard": None},
-            "cgroup_processes": {"limit": None, "used": None},
-            "memory": {"total": 512 * GIB, "available": 480 * GIB},
-            "cgroup_memory": {"limit": 64 * GIB, "used": 2 * GIB},
-            "shared_memory": {
-                "path": "/dev/shm",
-                "total": GIB // 16,
-                "free": GIB // 16,
-                "writable": True,
-            },
-            "temporary": {"path": "/tmp", "total": 900 * GIB, "free": 600 * GIB, "writable": True},
-        },
-        "start_methods": {"available": ["spawn", "fork", "forkserver"], "default": "spawn"},
-        "system": {
-            "pidfd": True,
-            "memfd": True,
-            "sh": True,
-            "proc": True,
-            "sigint_ignored": False,
-            "sigchld_ignored": False,
-            "ptrace_scope": 1,
-        },
-        "packages": {
-            "torch": "2.13.0",
-            "numpy": "2.4.6",
-            "cloudpickle": "3.1.2",
-            "psutil": "7.2.2",
-        },
-        "variables": {"OMP_NUM_THREADS": "8"},
-    }
     forecast = foresee(environ, ImaginedMachine())
-    return write(facts, forecast, judge(facts, forecast))
+    return write(FACTS, forecast, judge(FACTS, forecast))
 
 
-def draw(path: Path, title: str, text: str) -> None:
-    """A terminal with this text."""
+def draw(path: Path, title: str, what: str | Table) -> None:
+    """A terminal that shows this."""
     with open(os.devnull, "w") as nowhere:
         console = Console(
             record=True, width=WIDTH, file=nowhere, force_terminal=True, color_system="truecolor"
         )
-        console.print(Text.from_ansi(text.rstrip()), soft_wrap=False)
+        shown = Text.from_ansi(what.rstrip()) if isinstance(what, str) else what
+        console.print(shown, soft_wrap=False)
         svg = console.export_svg(title=title, unique_id=path.stem)
     # No page should load fonts from elsewhere; the terminal's own will do.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)

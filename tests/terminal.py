@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.jobs import DEADLOCK
@@ -16,22 +17,25 @@ from tests.jobs import DEADLOCK
 ROOT = Path(__file__).parent.parent
 
 
-class Session:
-    """The program in a terminal of its own, as its foreground process group."""
+class Terminal:
+    """A program in a terminal of its own, as its foreground process group.
 
-    def __init__(self, folder: Path, text: str, *arguments: str) -> None:
-        program = folder / "program.py"
-        program.write_text(text)
+    Args:
+        arguments: What Python is to run.
+        cwd: The current folder.
+        env: The environment.
+    """
+
+    def __init__(self, arguments: Sequence[str], *, cwd: Path, env: Mapping[str, str]) -> None:
         self.master, slave = pty.openpty()
         termios.tcsetwinsize(self.master, (40, 120))
-        environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.in_terminal", str(program), *arguments],
+            [sys.executable, "-m", "tests.in_terminal", *arguments],
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            env=environ,
-            cwd=ROOT,
+            env=env,
+            cwd=cwd,
             start_new_session=True,
         )
         os.close(slave)
@@ -51,11 +55,6 @@ class Session:
             ready, _, _ = select.select([self.master], [], [], left)
             if ready and not self._read(until + DEADLOCK):
                 return
-
-    def pids(self) -> list[int]:
-        self.read_until("ready", 2)
-        words = self.output.split()
-        return [int(words[at + 1]) for at, word in enumerate(words) if word == "ready"]
 
     def press_ctrl_c(self) -> None:
         os.write(self.master, b"\x03")
@@ -84,4 +83,25 @@ class Session:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        os.close(self.master)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the terminal; a second call does nothing."""
+        if self.master >= 0:
+            os.close(self.master)
+            self.master = -1
+
+
+class Session(Terminal):
+    """A script in a terminal of its own, two workers of which say ``ready`` and who they are."""
+
+    def __init__(self, folder: Path, text: str, *arguments: str) -> None:
+        program = folder / "program.py"
+        program.write_text(text)
+        environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
+        super().__init__([str(program), *arguments], cwd=ROOT, env=environ)
+
+    def pids(self) -> list[int]:
+        self.read_until("ready", 2)
+        words = self.output.split()
+        return [int(words[at + 1]) for at, word in enumerate(words) if word == "ready"]

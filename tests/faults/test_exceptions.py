@@ -52,6 +52,24 @@ def original(error: ProcessRaisedException) -> Any:
     return error.exception
 
 
+def caught_while_rank_0_waits(
+    func: Callable[..., object], *args: object, start_method: str
+) -> ProcessRaisedException:
+    """What the caller gets of rank 1, which has half a second to write its report."""
+    with pytest.raises(ProcessRaisedException) as caught:
+        rankspawn.spawn(
+            func,
+            args=args,
+            nprocs=2,
+            backend="gloo",
+            start_method=start_method,
+            grace_period=0.5,
+            timeout=jobs.DEADLOCK,
+        )
+    assert caught.value.rank == 1
+    return caught.value
+
+
 # --- how str() goes wrong
 
 
@@ -139,38 +157,23 @@ def test_pickling_that_exits_is_still_a_failure(start_method: str) -> None:
 
 
 def test_pickling_that_hangs_does_not_hold_the_group(start_method: str) -> None:
-    with pytest.raises(ProcessRaisedException) as caught:
-        rankspawn.spawn(
-            strange.raise_while_pickling_hangs_and_others_wait,
-            nprocs=2,
-            backend="gloo",
-            start_method=start_method,
-            grace_period=0.5,
-            timeout=jobs.DEADLOCK,
-        )
+    error = caught_while_rank_0_waits(
+        strange.raise_while_pickling_hangs_and_others_wait, start_method=start_method
+    )
 
-    assert caught.value.rank == 1
-    assert last_line(caught.value) == "tests.faults.strange.HangsWhenPickled: its text"
+    assert last_line(error) == "tests.faults.strange.HangsWhenPickled: its text"
 
 
 @pytest.mark.parametrize("kind", [strange.HangsWhenShown, strange.DiesWhenShown])
 def test_an_exception_that_cannot_be_shown_does_not_hold_the_group(
     start_method: str, kind: type[Exception]
 ) -> None:
-    with pytest.raises(ProcessRaisedException) as caught:
-        rankspawn.spawn(
-            strange.raise_what_cannot_be_shown_and_others_wait,
-            args=(kind,),
-            nprocs=2,
-            backend="gloo",
-            start_method=start_method,
-            grace_period=0.5,
-            timeout=jobs.DEADLOCK,
-        )
+    error = caught_while_rank_0_waits(
+        strange.raise_what_cannot_be_shown_and_others_wait, kind, start_method=start_method
+    )
 
-    assert caught.value.rank == 1
-    assert "ended, before it wrote which one" in last_line(caught.value)
-    assert len(caught.value.failures) == 1
+    assert "ended, before it wrote which one" in last_line(error)
+    assert len(error.failures) == 1
 
 
 def test_a_pickle_of_something_else_is_not_taken_for_the_exception() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -19,6 +16,7 @@ from rankspawn.workers.marker import find_marked, new_mark
 from tests.descendants import Watched
 from tests.jobs import DEADLOCK
 from tests.launch.running import COMMAND, ROOT, environment, rankrun, write_script
+from tests.terminal import Terminal
 
 pytestmark = pytest.mark.slow
 
@@ -321,59 +319,13 @@ def _wait_for_signal(pid: int) -> None:
 Opener = Callable[..., "Session"]
 
 
-class Session:
-    """A launch in a terminal of its own, as its foreground process group."""
+class Session(Terminal):
+    """A launch in a terminal of its own."""
 
     def __init__(self, folder: Path, body: str, *flags: str) -> None:
         write_script(folder, READY + body)
-        self.folder = folder
-        self.master, slave = pty.openpty()
-        arguments = ["-m", "rankspawn.launch", "--nproc_per_node", "2", *flags]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.in_terminal", *arguments, str(folder / "train.py")],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env=environment(),
-            cwd=folder,
-            start_new_session=True,
-        )
-        os.close(slave)
-        self.output = ""
-
-    def read_until(self, text: str) -> None:
-        deadline = time.monotonic() + DEADLOCK
-        while text not in self.output and self._read(deadline):
-            pass
-        assert text in self.output, self.output
-
-    def press(self, key: bytes) -> None:
-        os.write(self.master, key)
-
-    def finish(self) -> int:
-        deadline = time.monotonic() + DEADLOCK
-        while self._read(deadline):
-            pass
-        return self.process.wait(DEADLOCK)
-
-    def _read(self, deadline: float) -> str:
-        left = max(0.0, deadline - time.monotonic())
-        ready, _, _ = select.select([self.master], [], [], left)
-        assert ready, f"nothing more came: {self.output}"
-        try:
-            text = os.read(self.master, 65536).decode()
-        except OSError:  # everybody closed the terminal
-            return ""
-        self.output += text
-        return text
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
-        if self.master >= 0:
-            os.close(self.master)
-            self.master = -1
+        arguments = ["-m", "rankspawn.launch", "--nproc_per_node", "2", *flags, "train.py"]
+        super().__init__(arguments, cwd=folder, env=environment())
 
 
 @pytest.fixture
@@ -394,7 +346,7 @@ class TestTerminal:
         session = open_session("\n    ready()\n    pause()\n")
         session.read_until("ready")
         with Watched(pids_in(tmp_path)) as processes:
-            session.press(b"\x03")
+            session.press_ctrl_c()
             assert session.finish() == 130
             assert processes.alive() == []
         assert "rankrun: ended by SIGINT to the launcher" in session.output
@@ -412,7 +364,7 @@ class TestTerminal:
 """
         session = open_session(body, "--grace_period", "30")
         session.read_until("ready")
-        session.press(b"\x03")
+        session.press_ctrl_c()
         assert session.finish() == 130
         assert len(list(tmp_path.glob("saved.*"))) == 2
 
@@ -421,9 +373,9 @@ class TestTerminal:
         session = open_session(body, "--grace_period", str(10 * DEADLOCK))
         session.read_until("ready")
         with Watched(pids_in(tmp_path)) as processes:
-            session.press(b"\x03")
+            session.press_ctrl_c()
             session.read_until("interrupt again to kill them")
-            session.press(b"\x03")
+            session.press_ctrl_c()
             assert session.finish() == 130
             assert processes.alive() == []
 
@@ -431,8 +383,7 @@ class TestTerminal:
         session = open_session(IGNORE_AND_WAIT, "--grace_period", "0.2")
         session.read_until("ready")
         with Watched(pids_in(tmp_path)) as processes:
-            os.close(session.master)
-            session.master = -1
+            session.hang_up()
             assert session.process.wait(DEADLOCK) == 129
             assert processes.alive() == []
 
@@ -440,9 +391,9 @@ class TestTerminal:
         body = "\n    if rank == 0:\n        breakpoint()\n        print('went on')\n"
         session = open_session(body)
         session.read_until("(Pdb) ")
-        session.press(b"print(6 * 7)\n")
+        session.type_line("print(6 * 7)")
         session.read_until("42")
-        session.press(b"continue\n")
+        session.type_line("continue")
         assert session.finish() == 0
         assert "went on" in session.output
 

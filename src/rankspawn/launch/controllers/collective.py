@@ -103,18 +103,20 @@ def plan_collective(
             **_launcher_env(who, master=master),
             **node_env(config, own),
         }
-        programs.append(
-            ProgramSpec(
-                role=TRAINER,
-                rank=who.rank,
-                local_rank=local_rank,
-                command=config.command(sys.executable),
-                env=env,
-                log_name=f"workerlog.{who.rank}",
-                on_terminal=local_rank == 0,
-            )
-        )
+        programs.append(_trainer(config, who, env))
     return programs
+
+
+def _trainer(config: LaunchConfig, who: Identity, env: Mapping[str, str | None]) -> ProgramSpec:
+    return ProgramSpec(
+        role=TRAINER,
+        rank=who.rank,
+        local_rank=who.local_rank,
+        command=config.command(sys.executable),
+        env=env,
+        log_name=f"workerlog.{who.rank}",
+        on_terminal=who.local_rank == 0,
+    )
 
 
 def in_order(nodes: Sequence[Node]) -> tuple[Node, ...]:
