@@ -359,7 +359,10 @@ def test_a_group_with_output_wakes_nobody_when_idle() -> None:
             lines = path.read_text().splitlines()
             return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
 
-        time.sleep(0.2)  # it has shown the last line
-        before = switches()
+        before, deadline = -1, time.monotonic() + DEADLOCK
+        while (now := switches()) != before:  # until it has come to rest
+            assert time.monotonic() < deadline, "it never came to rest"
+            before = now
+            time.sleep(0.1)
         time.sleep(0.5)  # what happens meanwhile is what is looked at
         assert switches() == before
