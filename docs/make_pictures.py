@@ -52,11 +52,17 @@ def run(code: str, name: str, options: list[str]) -> str:
     """What a script prints, without what belongs to this machine."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, name).write_text(code)
-        variables = {"COLUMNS": str(WIDTH), "TMPDIR": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+        # Nothing else of this environment: CI or NO_COLOR, say, change what tools print.
+        variables = {
+            "PATH": os.environ.get("PATH", os.defpath),
+            "COLUMNS": str(WIDTH),
+            "TMPDIR": folder,
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
         done = subprocess.run(
             [sys.executable, *options, name],
             cwd=folder,
-            env={**os.environ, **variables},
+            env=variables,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -183,11 +183,12 @@ def check(snippet: Snippet, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_pictures_can_be_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("surroundings", [{}, {"CI": "true", "NO_COLOR": "1", "COLUMNS": "40"}])
+def test_the_pictures_can_be_made_again(tmp_path: Path, surroundings: dict[str, str]) -> None:
     pytest.importorskip("rich")
     folder = ROOT / "docs"
     script = [sys.executable, str(folder / "make_pictures.py"), str(tmp_path)]
-    subprocess.run(script, check=True, timeout=DEADLOCK)
+    subprocess.run(script, env={**os.environ, **surroundings}, check=True, timeout=DEADLOCK)
 
     for kept in (folder / "pictures").glob("*.svg"):
         assert _words(tmp_path / kept.name) == _words(kept), kept.name
