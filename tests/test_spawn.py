@@ -209,17 +209,18 @@ jobs_free_modules = functools.partial(eval, "set(__import__('sys').modules)")
 def test_multiprocessing_knows_who_a_worker_is(run: Run) -> None:
     context = run(mp_identity, nprocs=2)
 
-    for rank, (name, parent_pid, key, daemon) in enumerate(context.results()):
-        assert (name, parent_pid, daemon) == (f"rank-{rank}", os.getpid(), False)
+    for rank, (name, parent_pid, lives, key, daemon) in enumerate(context.results()):
+        assert (name, parent_pid, lives, daemon) == (f"rank-{rank}", os.getpid(), True, False)
         assert key == bytes(__import__("multiprocessing").current_process().authkey)
 
 
-def mp_identity() -> tuple[str, int | None, bytes, bool]:
+def mp_identity() -> tuple[str, int | None, bool, bytes, bool]:
     import multiprocessing
 
     current, parent = multiprocessing.current_process(), multiprocessing.parent_process()
     assert parent is not None
-    return current.name, parent.pid, bytes(current.authkey), current.daemon
+    lives = parent.is_alive()
+    return current.name, parent.pid, lives, bytes(current.authkey), current.daemon
 
 
 def test_daemon_flag(run: Run) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -73,15 +73,20 @@ class Owned:
         self.close()
 
 
-@contextmanager
-def handed_over(fds: Iterable[int]) -> Iterator[None]:
+class handed_over:
     """A child that this thread forks in here keeps these descriptors, as its own."""
-    me = threading.get_ident()
-    _handed_over[me] = frozenset(fds)
-    try:
-        yield
-    finally:
-        del _handed_over[me]
+
+    __slots__ = ("_fds", "_thread")
+
+    def __init__(self, fds: frozenset[int]) -> None:
+        self._fds = fds
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> None:
+        _handed_over[self._thread] = self._fds
+
+    def __exit__(self, *_: object) -> None:
+        del _handed_over[self._thread]
 
 
 def drop_in_forked_child() -> None:

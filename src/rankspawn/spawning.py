@@ -136,9 +136,7 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
     run_id = uuid.uuid4().hex
 
     def start(restart_count: int) -> WorkerGroup:
-        # For each rank a port, a sentinel and an outcome; a log while it is being started.
-        # Where something is shown also its output, and copies of that and of the outcome.
-        make_room_for_descriptors((6 if _wanted(options) else 3) * job.nprocs)
+        make_room_for_descriptors(_descriptors_per_rank(options) * job.nprocs)
         ports = hold_ports(job)
         try:
             plan = make_plan(job, ports.ports, run_id=run_id, restart_count=restart_count)
@@ -158,6 +156,14 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
         )
 
     return start
+
+
+def _descriptors_per_rank(options: SpawnOptions) -> int:
+    """How many this process has open for each rank."""
+    if _wanted(options):  # also its output, and copies of that and of the outcome
+        return 6
+    # A port, a sentinel and an outcome; a log while it is being started.
+    return 3 if options.log_dir is None else 4
 
 
 def _policy(options: SpawnOptions) -> Policy:

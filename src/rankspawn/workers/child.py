@@ -16,9 +16,11 @@ from rankspawn.workers.report import DEAF_TO_INTERRUPTS, IN_FUNCTION, STACKS_SIG
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from types import ModuleType, TracebackType
     from typing import Any, NoReturn
+
+    from rankspawn.workers.orders import EncodedChanges
 
 # The main module's path while it runs for the second time; spawn() then refuses to start.
 importing_main: str | None = None
@@ -114,13 +116,13 @@ def load_task(
     return lambda: func(*args, **kwargs)
 
 
-def change_environment(changes: Mapping[str, str | None]) -> None:
+def change_environment(changes: EncodedChanges) -> None:
     """For a forked worker: set these variables; None removes one."""
-    for name, value in changes.items():
+    for name, value in changes:
         if value is None:
-            os.environ.pop(name, None)
+            os.environb.pop(name, None)
         else:
-            os.environ[name] = value
+            os.environb[name] = value
 
 
 def redirect_output(log: int | None = None) -> None:

@@ -9,42 +9,33 @@ A launcher is made once for a group; it takes a rank's order and returns a start
 
 from __future__ import annotations
 
-import atexit
 import faulthandler  # noqa: F401 - loaded here once, and not by every forked worker
+import functools
 import mmap  # noqa: F401 - likewise
 import os
 import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from multiprocessing import get_start_method, resource_tracker, util
 from multiprocessing import process as mp_process
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from rankspawn.descriptors import Owned, handed_over
-from rankspawn.workers.child import (
-    change_environment,
-    flush_c_output,
-    flush_output,
-    leave_if_orphaned,
-    redirect_output,
-    run_and_leave,
-    take_terminal,
-    work,
-)
+from rankspawn.workers.child import flush_c_output, flush_output
+from rankspawn.workers.environment import encode_changes
+from rankspawn.workers.forked import ForkedWorker, Stock
 from rankspawn.workers.forkserver import get_server
-from rankspawn.workers.inherited import carry_mark
 from rankspawn.workers.interpreter import command
 from rankspawn.workers.marker import make_mark_file
 from rankspawn.workers.orders import Order, StartSettings, Task
 from rankspawn.workers.payload import Inheritance, Payload, write_payload
-from rankspawn.workers.popen import WorkerPopen, adopt_child
-from rankspawn.workers.process import RankProcess
-from rankspawn.workers.report import Report
+from rankspawn.workers.popen import WorkerPopen, adopt_child, end_child
 
 _tracking = threading.Lock()
-# Of threads, for every single fork; ours was given.
 _FORK_WARNS = sys.version_info >= (3, 12)
 
 
@@ -55,8 +46,11 @@ class Launcher(Protocol):
         self, task: Task, settings: StartSettings, failure_event: Owned, mark: str, /
     ) -> None: ...
 
-    def launch(self, process: RankProcess, /, order: Order) -> WorkerPopen:
-        """Start one worker."""
+    def launch(self, orders: Sequence[Order], /) -> Generator[WorkerPopen, None, None]:
+        """Start one worker for each order, in their order.
+
+        If one cannot be started, those are ended that were started and not yet given out.
+        """
 
     def close(self) -> None:
         """Let go of what was needed for the start."""
@@ -67,39 +61,43 @@ class _ForkLauncher:
 
     def __init__(self, task: Task, _: StartSettings, failure_event: Owned, mark: str) -> None:
         self._task = task
-        self._failure_event = failure_event
-        self._mark = Owned(make_mark_file(mark))
-        self._parent = os.getpid()
+        self._own = [
+            Owned(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)),
+            Owned(make_mark_file(mark)),
+        ]
+        null, mark_file = self._own
+        self._for_all = [one.fileno() for one in (null, failure_event, mark_file)]
+        self._stock = Stock()
+        self._encode = functools.cache(os.fsencode)
         # What is still buffered would be printed by every worker once more.
         flush_output()
         flush_c_output()
 
-    def launch(self, process: RankProcess, order: Order) -> WorkerPopen:
-        owned = (order.outcome, self._failure_event, self._mark, order.log)
-        taken = [one.fileno() for one in owned if one is not None]
-        process.body = lambda: self._work(order, *taken)
-        with handed_over(taken):
-            pid = _fork()
-            if pid == 0:
-                _run_and_exit(process)
-        return adopt_child(pid)
+    def launch(self, orders: Sequence[Order]) -> Generator[WorkerPopen, None, None]:
+        # Forks in a row, and all else before or after: what this process touches between two of
+        # them is copied once more.
+        workers = [self._prepare(order) for order in orders]
+        pids: deque[int] = deque()
+        try:
+            failure = _fork_all(workers, pids)
+            while pids:
+                yield adopt_child(pids.popleft())
+            if failure is not None:
+                raise failure
+        finally:
+            for pid in pids:
+                end_child(pid)
 
     def close(self) -> None:
-        self._mark.close()
+        for one in self._own:
+            one.close()
 
-    def _work(self, order: Order, outcome: int, event: int, mark: int, *log: int) -> int:
-        """Runs in the worker."""
-        carry_mark(mark)
-        leave_if_orphaned(self._parent)
-        redirect_output(*log)
-        if order.has_terminal:
-            take_terminal()
-        return work(Report(outcome, event), lambda: self._become(order))
-
-    def _become(self, order: Order) -> Callable[[], Any]:
-        """Runs in the worker."""
-        change_environment(order.changes)
-        return self._task.bind(order.index)
+    def _prepare(self, order: Order) -> tuple[ForkedWorker, frozenset[int]]:
+        """A worker, and the descriptors that it takes over."""
+        log = order.output.target
+        fds = [*self._for_all, order.outcome.fileno(), *(() if log is None else (log.fileno(),))]
+        changes = encode_changes(order.changes, self._encode)
+        return ForkedWorker(order, self._task, changes, self._stock, fds), frozenset(fds)
 
 
 class _SpawnLauncher:
@@ -122,10 +120,14 @@ class _SpawnLauncher:
         )
         self._tracker = _tracker_fd()
 
-    def launch(self, _: RankProcess, order: Order) -> WorkerPopen:
+    def launch(self, orders: Sequence[Order]) -> Generator[WorkerPopen, None, None]:
+        for order in orders:
+            yield self._launch(order)
+
+    def _launch(self, order: Order) -> WorkerPopen:
         own = self._payload.part_of(order.index)
         outcome, payload = order.outcome.fileno(), self._payload.file.fileno()
-        log = None if order.log is None else order.log.fileno()
+        log = None if order.output.target is None else order.output.target.fileno()
         numbers = (
             *(os.getpid(), outcome, self._failure_event, order.rank, payload),
             *(*self._tables, own.table, self._tracker),
@@ -166,11 +168,12 @@ class _ForkserverLauncher(_SpawnLauncher):
             self.close()
             raise
 
-    def launch(self, _: RankProcess, order: Order) -> WorkerPopen:
+    def _launch(self, order: Order) -> WorkerPopen:
         own = self._payload.part_of(order.index)
-        environ = self._payload.add(self._server.changes_to(order.environment()))
+        changes = self._server.changes_to(order.environment())
+        environ = self._payload.add(encode_changes(changes))
         streams = (0, 1, 2) if order.has_terminal else ()
-        log = (order.log.fileno(),) if order.log else ()
+        log = (order.output.target.fileno(),) if order.output.target else ()
         return self._server.fork(
             (order.rank, len(streams or log), environ, *self._tables, own.table),
             (
@@ -245,24 +248,27 @@ def _current_folder() -> str:
         return ""
 
 
-def _fork() -> int:
-    if not _FORK_WARNS:
-        return os.fork()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return os.fork()
+def _fork_all(
+    workers: Sequence[tuple[ForkedWorker, frozenset[int]]], pids: deque[int]
+) -> OSError | None:
+    """Fork until one cannot be; return why. The list gets the ids."""
+    with _unwarned():
+        for worker, fds in workers:
+            with handed_over(fds):
+                try:
+                    pid = os.fork()
+                except OSError as error:
+                    return error
+                if pid == 0:
+                    worker.run()
+            pids.append(pid)
+    return None
 
 
-def _run_and_exit(process: RankProcess) -> NoReturn:
-    """Runs in a forked worker: what the parent registered for its own exit is not run here."""
-    # What multiprocessing's own start methods call; it ends in process.run().
-    bootstrap: Callable[[], int] = getattr(process, "_bootstrap")  # noqa: B009 - private
-
-    def body() -> int:
-        atexit._clear()
-        # Cleared with the rest, but needed: it flushes queues. Before Python 3.13 the
-        # bootstrap calls it as well, which does no harm.
-        atexit.register(util._exit_function)  # type: ignore[attr-defined]  # private
-        return bootstrap()
-
-    run_and_leave(body)
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Without Python's warning of threads, which it gives for every single fork; ours was given."""
+    with warnings.catch_warnings() if _FORK_WARNS else nullcontext():
+        if _FORK_WARNS:
+            warnings.simplefilter("ignore", DeprecationWarning)
+        yield

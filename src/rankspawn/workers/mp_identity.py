@@ -69,18 +69,18 @@ def _identify(package: ModuleType, rank: int, identity: dict[str, Any]) -> None:
     )
     current._parent_pid = identity["parent_pid"]
     process._parent_process = process._ParentProcess(
-        identity["parent_name"], identity["parent_pid"], _parent_sentinel(identity["parent_pid"])
+        identity["parent_name"], identity["parent_pid"], open_parent(identity["parent_pid"])
     )
     if identity["start_method"] is not None:
         package.set_start_method(identity["start_method"], force=True)
 
 
-def _parent_sentinel(pid: int) -> int | None:
-    """Readable once the parent is gone."""
+def open_parent(pid: int) -> int:
+    """A descriptor that is readable once the parent is gone."""
     try:
         return os.pidfd_open(pid)
-    except (OSError, AttributeError):
-        return None
+    except OSError:  # it is
+        return os.eventfd(1, os.EFD_CLOEXEC)
 
 
 def _share_tracker(module: ModuleType, fd: int) -> None:

@@ -8,6 +8,10 @@ from typing import Any
 
 from rankspawn.descriptors import Owned
 from rankspawn.workers.environment import whole_environment
+from rankspawn.workers.process import RankProcess
+
+# Variables as the system has them; None removes one.
+EncodedChanges = Sequence[tuple[bytes, bytes | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,23 @@ class StartSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Output:
+    """Where one worker's output goes; without a ``target`` to where this process's own goes.
+
+    Attributes:
+        target: What it writes to; needed until it was started.
+        path: Of its log, if it has one.
+        start: Where its output begins in its log; what is before is an earlier try's.
+        captured: The file that has its output, if that is kept without a log.
+    """
+
+    target: Owned | None = None
+    path: str | None = None
+    start: int = 0
+    captured: Owned | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Order:
     """What one worker is started with."""
 
@@ -51,10 +72,17 @@ class Order:
     index: int
     changes: Mapping[str, str | None]
     outcome: Owned
-    log: Owned | None
+    output: Output
+    process: RankProcess
     # This rank reads and writes the terminal of the parent.
     has_terminal: bool = False
 
     def environment(self) -> dict[str, str]:
         """All of its environment."""
-        return whole_environment(self.changes, has_log=self.log is not None)
+        return whole_environment(self.changes, has_log=self.output.target is not None)
+
+    def close(self) -> None:
+        """Let go of it, if the worker is not started."""
+        for one in (self.outcome, self.output.target, self.output.captured):
+            if one is not None:
+                one.close()

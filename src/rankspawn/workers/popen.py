@@ -31,8 +31,8 @@ class WorkerPopen:
         self.status_lost = False
         self._reaping = threading.Lock()
         try:
-            self._pidfd = Owned(os.pidfd_open(pid) if pidfd < 0 else pidfd)
-        except ProcessLookupError:
+            self._pidfd = Owned(_open_child(pid) if pidfd < 0 else pidfd)
+        except (ProcessLookupError, ChildProcessError):
             # It ended already, and the system or somebody else has collected its status.
             self._pidfd = Owned(os.eventfd(1, os.EFD_CLOEXEC))
             self.returncode, self.status_lost = STATUS_LOST, True
@@ -86,14 +86,31 @@ class WorkerPopen:
         return os.waitstatus_to_exitcode(status)
 
 
+def _open_child(pid: int) -> int:
+    """A pidfd of a child of this process, not of a stranger who got its number meanwhile."""
+    pidfd = os.pidfd_open(pid)
+    try:
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except BaseException:
+        os.close(pidfd)
+        raise
+    return pidfd
+
+
 def adopt_child(pid: int) -> WorkerPopen:
     """Take charge of a process that was just started; if that fails, it is ended."""
     try:
         return WorkerPopen(pid)
     except BaseException:
+        end_child(pid)
+        raise
+
+
+def end_child(pid: int) -> None:
+    """Kill and reap a process that was just started."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        raise
 
 
 def is_readable(fd: int, timeout: float | None) -> bool:

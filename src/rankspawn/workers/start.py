@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import closing, contextmanager
 from multiprocessing import util
 
 from rankspawn.descriptors import Owned, anonymous_file
@@ -17,7 +17,7 @@ from rankspawn.workers.launchers import LAUNCHERS, Launcher
 from rankspawn.workers.limits import explain_start_failure
 from rankspawn.workers.logs import log_path, open_capture, open_log
 from rankspawn.workers.marker import VARIABLE, variable_value
-from rankspawn.workers.orders import Order, StartSettings, Task
+from rankspawn.workers.orders import Order, Output, StartSettings, Task
 from rankspawn.workers.parcel import WORD, pack_words
 from rankspawn.workers.process import RankProcess
 from rankspawn.workers.report import DEAF_TO_INTERRUPTS, HEADER_WORDS, LOOKED_AT
@@ -26,6 +26,7 @@ from rankspawn.workers.worker import FunctionWorker, Worker
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.descriptors import Closable
+    from rankspawn.workers.popen import WorkerPopen
 
 _warned_about_threads: list[bool] = []
 
@@ -104,45 +105,73 @@ def start_workers(
         OSError: A process could not be started.
     """
     launcher: Launcher | None = None
-    order: Order | None = None
+    waiting: deque[Order] = deque()
+    environ: Mapping[str, str] = os.environ
     try:
-        launcher = LAUNCHERS[settings.start_method](task, settings, failure_event, mark)
+        # All of what can be done before is: between two forks each page that this process
+        # touches is copied.
         for index, changes in enumerate(environments):
             rank = first_rank + index
-            outcome = Owned(anonymous_file("rankspawn-outcome"))
-            if flags := _flags(settings, rank):
-                os.pwrite(outcome.fileno(), pack_words([flags]), HEADER_WORDS * WORD)
-            path, log, captured = _open_output(settings, rank, keep=is_restart)
-            start = 0 if path is None or log is None else os.fstat(log.fileno()).st_size
-            has_terminal = rank == settings.debug_rank
-            order = Order(rank, index, changes, outcome, log, has_terminal)
-            process = RankProcess(rank, partial(launcher.launch, order=order), settings.daemon)
-            process.start()
-            name, popen = f"rank {rank}", process.popen
-            started.append(
-                FunctionWorker(rank, name, popen, path, process, outcome, captured, start)
-            )
-            if log is not None:
-                log.close()
+            waiting.append(_make_order(settings, rank, index, changes, is_restart=is_restart))
+        environ = waiting[-1].environment()
+        launcher = LAUNCHERS[settings.start_method](task, settings, failure_event, mark)
+        with closing(launcher.launch(tuple(waiting))) as popens:
+            for popen in popens:
+                started.append(_adopt(waiting.popleft(), popen))
     except OSError as error:
-        environ = os.environ if order is None else order.environment()
         error.add_note(explain_start_failure(error, environ, len(started), len(environments)))
         raise
     finally:
+        for order in waiting:
+            order.close()
         if launcher is not None:
             launcher.close()
 
 
-def _open_output(
-    settings: StartSettings, rank: int, *, keep: bool
-) -> tuple[str | None, Owned | None, Owned | None]:
-    """Where a rank's output goes: the log's path, what to write to, and what to read."""
+def _make_order(
+    settings: StartSettings,
+    rank: int,
+    index: int,
+    changes: Mapping[str, str | None],
+    *,
+    is_restart: bool,
+) -> Order:
+    outcome = Owned(anonymous_file("rankspawn-outcome"))
+    if flags := _flags(settings, rank):
+        os.pwrite(outcome.fileno(), pack_words([flags]), HEADER_WORDS * WORD)
+    output = _open_output(settings, rank, keep=is_restart)
+    process = RankProcess(rank, settings.daemon)
+    return Order(rank, index, changes, outcome, output, process, rank == settings.debug_rank)
+
+
+def _adopt(order: Order, popen: WorkerPopen) -> FunctionWorker:
+    """The worker that was started for an order."""
+    order.process.has_started(popen)
+    if order.output.target is not None:
+        order.output.target.close()
+    return FunctionWorker(
+        order.rank,
+        f"rank {order.rank}",
+        popen,
+        order.output.path,
+        order.process,
+        order.outcome,
+        order.output.captured,
+        order.output.start,
+    )
+
+
+def _open_output(settings: StartSettings, rank: int, *, keep: bool) -> Output:
     if rank == settings.debug_rank:  # to the terminal
-        return None, None, None
+        return Output()
     if settings.log_dir is not None:
         path = log_path(settings.log_dir, rank)
-        return path, open_log(path, keep=keep), None
-    return (None, *open_capture()) if settings.captures else (None, None, None)
+        log = open_log(path, keep=keep)
+        return Output(log, path, start=os.fstat(log.fileno()).st_size)
+    if settings.captures:
+        target, captured = open_capture()
+        return Output(target, captured=captured)
+    return Output()
 
 
 def _flags(settings: StartSettings, rank: int) -> int:
