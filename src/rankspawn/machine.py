@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from functools import cached_property
 
 from rankspawn.plan.vendors import vendor_of
@@ -46,7 +47,7 @@ class RealMachine:
         if device_type == "gpu":
             return self._gpus[1]
         nodes = vendor_of(device_type).nodes
-        return _count_names(self._dev, nodes) if nodes else 0
+        return _count(nodes, self._device_nodes) if nodes else 0
 
     def gpu_vendor(self) -> str | None:
         """``nvidia`` or ``amd``, or None when no GPU is found."""
@@ -100,13 +101,17 @@ class RealMachine:
         """The vendor of the GPUs, and their number."""
         nvidia = (
             _count_by_nvml(self._nvml)
-            or _count_names(f"{self._proc}/driver/nvidia/gpus", r".+")
-            or _count_names(self._dev, r"nvidia[0-9]+")
+            or len(_names(f"{self._proc}/driver/nvidia/gpus"))
+            or _count(r"nvidia[0-9]+", self._device_nodes)
         )
         if nvidia:
             return "nvidia", nvidia
         amd = self._amd_gpus()
         return ("amd", amd) if amd else (None, 0)
+
+    @cached_property
+    def _device_nodes(self) -> list[str]:
+        return _names(self._dev)
 
     def _amd_gpus(self) -> int:
         """Nodes of the ROCm driver that can compute; CPUs are nodes too, without SIMDs."""
@@ -156,9 +161,10 @@ def _ratio(quota: str, period: str) -> float | None:
     return used / every if used > 0 and every > 0 else None
 
 
-def _count_names(directory: str, pattern: str) -> int:
-    """How many entries of a directory match."""
-    return sum(1 for name in _names(directory) if re.fullmatch(pattern, name))
+def _count(pattern: str, names: Iterable[str]) -> int:
+    """How many of the names match."""
+    matches = re.compile(pattern).fullmatch
+    return sum(1 for name in names if matches(name))
 
 
 def _names(directory: str) -> list[str]:

@@ -16,7 +16,7 @@ from rankspawn.plan.vendors import VENDORS
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from rankspawn.options import SpawnOptions
     from rankspawn.plan.facts import Machine
@@ -95,7 +95,7 @@ def _check_match(choice: Choice, options: SpawnOptions) -> None:
 
 def _look_around(environ: Mapping[str, str], machine: Machine) -> Choice:
     """What the masks, and then the machine, have to offer."""
-    seen = [_see(device_type, environ, machine) for device_type in VENDORS]
+    seen = _see_all(VENDORS, environ, machine)
     for visible in (*(v for v in seen if v.set_by_mask), *seen):
         if visible.devices:
             device_type = visible.device_type
@@ -110,18 +110,17 @@ def _look_around(environ: Mapping[str, str], machine: Machine) -> Choice:
     )
 
 
-def _see(device_type: str, environ: Mapping[str, str], machine: Machine) -> Visible:
-    """The devices of one type, with CUDA's mask taken for what it is: a mask of GPUs."""
+def _see_all(types: Iterable[str], environ: Mapping[str, str], machine: Machine) -> list[Visible]:
+    """The devices of these types, with CUDA's mask taken for what it is: a mask of GPUs."""
     # Cards that pose as GPUs obey CUDA's mask too, but its presence does not reveal them.
-    if device_type != "gpu":
-        environ = {k: v for k, v in environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-    return see_devices(device_type, environ, machine)
+    others = {k: v for k, v in environ.items() if k != "CUDA_VISIBLE_DEVICES"}
+    return [see_devices(one, environ if one == "gpu" else others, machine) for one in types]
 
 
 def _custom_type(environ: Mapping[str, str], machine: Machine) -> str:
     """The custom device type that the environment or the machine shows."""
     types = [device_type for device_type in VENDORS if device_type not in _BACKEND_OF]
-    seen = [_see(device_type, environ, machine) for device_type in types]
+    seen = _see_all(types, environ, machine)
     for visible in (*(v for v in seen if v.set_by_mask), *seen):
         if visible.devices:
             return visible.device_type
