@@ -86,7 +86,7 @@ class handed_over:
         _handed_over[self._thread] = self._fds
 
     def __exit__(self, *_: object) -> None:
-        del _handed_over[self._thread]
+        _handed_over.pop(self._thread, None)
 
 
 def drop_in_forked_child() -> None:
@@ -94,6 +94,7 @@ def drop_in_forked_child() -> None:
     global _generation  # noqa: PLW0603 - the process is in this state, not an object
     _generation += 1
     kept = _handed_over.get(threading.get_ident(), frozenset())
+    _handed_over.clear()  # was of this fork; the same numbers may mean others in later ones
     for first, last in _runs(sorted(_owned - kept)):
         os.closerange(first, last + 1)
     _owned.clear()

@@ -31,6 +31,7 @@ from rankspawn.workers.report import Report
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import TextIO
 
     from rankspawn.workers.orders import EncodedChanges, Order, Task
 
@@ -43,9 +44,15 @@ class Stock:
         self.parent = os.getpid()
         name = mp_process.current_process().name
         self.parent_process = mp._ParentProcess(name, self.parent, _ParentSentinel(self.parent))
-        # A worker will find the null device there.
-        stdin = None if sys.stdin is None else open(0, closefd=False, encoding="utf-8")  # noqa: SIM115
-        self.stdin = stdin
+        self.stdin = _open_input()
+
+
+def _open_input() -> TextIO | None:
+    """What reads a worker's input, which will be the null device."""
+    try:
+        return None if sys.stdin is None else open(0, closefd=False, encoding="utf-8")
+    except OSError:  # nothing to read from
+        return None
 
 
 class ForkedWorker:
