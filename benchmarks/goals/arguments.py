@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.figures import flatness, judged_by_medians, minus, spread
-from benchmarks.goals.compare import times_faster
+from benchmarks.goals.compare import times_faster, times_slower
 from benchmarks.records import MIB, Scale, Table, Trial
 from benchmarks.report import Line, milliseconds
 from benchmarks.trials.objects import KINDS
@@ -14,6 +14,8 @@ GOAL = 3
 SIZE = 256 * MIB
 OURS = Trial("arguments", "rankspawn spawn", 8, "NumPy", SIZE)
 MULTIPROCESSING = replace(OURS, contender="multiprocessing spawn")
+# What no launcher of fresh interpreters can be faster than.
+LIMIT = Trial("start", "bare interpreters with NumPy", 8, "NumPy")
 SLOW_PEERS = [replace(OURS, contender=name) for name in ("torch spawn", "Paddle spawn")]
 POOLS = [replace(OURS, contender=name) for name in ("loky", "concurrent.futures spawn")]
 # Started from a server that has NumPy loaded, so that the start, which is subtracted, is short
@@ -28,7 +30,7 @@ SIZES = (1 * MIB, 16 * MIB, 64 * MIB, SIZE)
 
 def trials(scale: Scale) -> list[Trial]:
     """Against all peers, by number of workers, by size, and by type."""
-    found = [OURS, MULTIPROCESSING]
+    found = [OURS, MULTIPROCESSING, LIMIT]
     # They take a tenth of a second, and are compared with each other alone.
     found += [replace(one, tries=5) for one in SERVED_BY_NPROCS]
     slow = list(POOLS)
@@ -49,6 +51,8 @@ def lines(table: Table, _: Scale) -> list[Line]:
         wanted = 15.0 if peer is MULTIPROCESSING else None
         what = f"256 MiB NumPy array to 8: {peer.contender}"
         found.append(times_faster(table, GOAL, what, OURS, peer, at_least=wanted))
+    what = "the same, over bare interpreters that only import NumPy"
+    found.append(times_slower(table, GOAL, what, OURS, LIMIT))
     what = "the same, forkserver with NumPy preloaded: multiprocessing spawn"
     found.append(times_faster(table, GOAL, what, SERVED, MULTIPROCESSING))
     what = "the same, spawn, and each worker reads all of it: multiprocessing spawn"

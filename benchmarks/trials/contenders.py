@@ -125,9 +125,13 @@ def _torchrunx(_: str, __: Sequence[str]) -> Launch:
     return launch
 
 
-def _bare(_: str, __: Sequence[str]) -> Launch:
-    """Interpreters that end at once: the least that n fresh workers can cost."""
-    command = [sys.executable, "-c", "pass"]
+def _bare(kind: str, _: Sequence[str]) -> Launch:
+    """Interpreters that end at once: the least that n fresh workers can cost.
+
+    Those ``with NumPy`` import it first, as every worker does that gets an array.
+    """
+    code = "import numpy" if kind.endswith("with NumPy") else "pass"
+    command = [sys.executable, "-c", code]
 
     def launch(_: Func, __: Sequence[Any], nprocs: int) -> Done:
         started = [

@@ -1,4 +1,4 @@
-"""The environment that a worker is executed with."""
+"""The environment that a worker is executed with, or that a forked one makes of its own."""
 
 from __future__ import annotations
 
