@@ -1,6 +1,6 @@
-"""How one worker is started, for each start method.
+"""How workers are started, for each start method.
 
-A launcher is made once for a group; it takes a rank's order and returns a started process::
+A launcher is made once for a group; it takes the ranks' orders and gives a process for each::
 
     spawn       a fresh interpreter, with its environment in place before it starts
     fork        a copy of this process; nothing is pickled
