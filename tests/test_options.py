@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import warnings
 from collections.abc import Callable
@@ -127,6 +128,7 @@ def test_a_start_method_that_the_platform_lacks_is_an_error(
         ("kwargs", {1: 2}, TypeError, "the key 1 is no string"),
         ("rank_args", "ab", TypeError, "rank_args must be a sequence"),
         ("rank_args", 3, TypeError, "rank_args must be a sequence"),
+        ("rank_args", itertools.repeat(1), TypeError, "must be a tuple"),
         ("rank_args", [(1,), 2], TypeError, r"rank_args\[1\] must be a tuple.*write \(2,\)"),
         ("env", ["A=1"], TypeError, "env must be a mapping, or a callable"),
         ("env", {"A": 1}, TypeError, r"env\['A'\] is 1 \(int\).*write str\(1\)"),
@@ -144,7 +146,7 @@ def test_a_start_method_that_the_platform_lacks_is_an_error(
         ("log_dir", 3, TypeError, "log_dir must be a path"),
         ("log_dir", "", ValueError, "log_dir must not be empty"),
         ("tee", 1, TypeError, "tee must be True, False or ranks"),
-        ("tee", "0,x", ValueError, "no rank"),
+        ("tee", "0,x", ValueError, "tee='0,x' names something that is no rank"),
         ("tee", "", ValueError, "no rank"),
         ("tee", [-1], ValueError, "no rank"),
         ("prefix", 1, TypeError, "prefix must be a string"),
@@ -198,6 +200,9 @@ def test_only_one_kind_of_device_can_be_selected(given: dict[str, str]) -> None:
         ("start_methods", "start_method"),
         ("time_out", "timeout"),
         ("selected_gpu", "selected_gpus"),
+        ("GPUS", "gpus"),
+        ("environment", "env"),
+        ("max_restart", "max_restarts"),
     ],
 )
 def test_an_unknown_name_is_told_the_nearest_one(name: str, nearest: str) -> None:
@@ -313,6 +318,9 @@ def test_a_bare_value_is_told_how_to_write_args(args: Any) -> None:
 
 def test_rank_args_need_one_entry_per_rank() -> None:
     check_rank_args(None, 2)
+    endless = read_options({"rank_args": itertools.repeat((1,))}).rank_args
+    with pytest.raises(ValueError, match="but nprocs is 2"):
+        check_rank_args(endless, 2)
     check_rank_args(((1,), (2,)), 2)
     with pytest.raises(ValueError, match="rank_args has 1 entries, but nprocs is 2"):
         check_rank_args(((1,),), 2)

@@ -194,6 +194,18 @@ def test_a_missing_guard_is_told_in_one_sentence(tmp_path: Path) -> None:
     assert len(lines) < 25
 
 
+def test_a_missing_guard_in_another_module(tmp_path: Path) -> None:
+    (tmp_path / "unguarded.py").write_text(
+        "import rankspawn\ndef work(): return 1\nrankspawn.spawn(work, nprocs=2, backend='gloo')\n"
+    )
+    name = script(tmp_path, "import unguarded")
+
+    done = python(name, cwd=tmp_path, fails=True)
+
+    lines = done.stderr.strip().splitlines()
+    assert "unguarded.py calls spawn() while a worker imports it: put the call" in lines[-1]
+
+
 def test_files_of_the_current_folder_do_not_get_in_the_way(
     tmp_path: Path, start_method: str
 ) -> None:

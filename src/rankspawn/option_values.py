@@ -6,6 +6,7 @@ converted silently that could hide a mistake: ``True`` is no number, ``"4"`` is 
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Mapping
 from operator import index
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 HIGHEST_PORT = 65535
+# More ranks than a machine runs; an iterator may have no end.
+_MOST_ROWS = 100_000
 
 
 def read_flag(name: str, value: Any) -> bool:
@@ -166,7 +169,7 @@ def read_rows(name: str, value: Any) -> tuple[tuple[Any, ...], ...]:
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise _wrong_type(name, value, allowed)
     rows = []
-    for rank, row in enumerate(value):
+    for rank, row in enumerate(itertools.islice(value, _MOST_ROWS)):
         if not isinstance(row, (tuple, list)):
             raise TypeError(
                 f"{name}[{rank}] must be a tuple, not {_shown(row)}: "
@@ -181,11 +184,12 @@ def read_ranks(name: str, value: Any) -> bool | tuple[int, ...]:
     allowed = f"True, False or ranks, such as {name}='0,3' or {name}=[0, 3]"
     if isinstance(value, bool):
         return value
+    items: Iterable[Any] = value
     if isinstance(value, str):
-        value = [_number_in(item) for item in value.split(",")]
+        items = [_number_in(item) for item in value.split(",")]
     elif not isinstance(value, (list, tuple, range)):
         raise _wrong_type(name, value, allowed)
-    ranks = tuple(_index(item) for item in value)
+    ranks = tuple(_index(item) for item in items)
     if not all(rank is not None and rank >= 0 for rank in ranks):
         raise ValueError(f"{name}={value!r} names something that is no rank: use {allowed}")
     return tuple(sorted({rank for rank in ranks if rank is not None}))

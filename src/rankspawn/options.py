@@ -144,7 +144,8 @@ def _check_names(options: Mapping[str, Any]) -> None:
 
             supported = [f.name for f in fields(SpawnOptions) if f.name not in _DEPRECATED]
             known = [*supported, *_DEPRECATED, "func", "args", "nprocs", "join", "daemon"]
-            nearest = get_close_matches(name, known, n=1, cutoff=0.5)
+            likely = [one for one in supported if one in name.lower() or name.lower() in one]
+            nearest = [*likely, *get_close_matches(name.lower(), known, n=1, cutoff=0.5)]
             hint = f": did you mean {nearest[0]!r}?" if nearest else "."
             raise ValueError(
                 f"spawn() has no option {name!r}{hint} Supported are {', '.join(supported)}."

@@ -13,7 +13,7 @@ from rankspawn.options import SpawnOptions, check_args, check_nprocs, check_rank
 from rankspawn.plan.describe import describe
 from rankspawn.plan.job import Job, make_plan, resolve
 from rankspawn.plan.ports import hold_ports
-from rankspawn.warned import warn_caller
+from rankspawn.warned import file_of_caller, warn_caller
 from rankspawn.workers import child
 from rankspawn.workers.context import MultiprocessContext, start_context
 from rankspawn.workers.group import WorkerGroup
@@ -46,7 +46,7 @@ def spawn_ranks(
         daemon: Their daemon flag.
         given: The options.
     """
-    refuse_while_importing_main()
+    refuse_while_loading()
     if not callable(func):
         raise TypeError(f"func must be callable, not {type(func).__name__}: {func!r}")
     options = read_options(given)
@@ -63,10 +63,10 @@ def spawn_ranks(
     return start_context(start, _policy(options), join=bool(join), spectators=spectators)
 
 
-def refuse_while_importing_main() -> None:
-    """Stop a script without ``__main__`` guard from starting workers in its workers."""
-    if child.importing_main is not None:
-        raise child.MissingGuardError(child.importing_main)
+def refuse_while_loading() -> None:
+    """Stop a module without ``__main__`` guard from starting workers in its workers."""
+    if child.is_loading:
+        raise child.MissingGuardError(file_of_caller())
 
 
 def _settings(options: SpawnOptions, *, daemon: bool) -> StartSettings:

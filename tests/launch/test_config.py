@@ -300,6 +300,31 @@ class TestDevices:
         assert (config.devices, config.device_type) == (("3",), "gpu")
 
 
+class TestVariablesThatGiveWay:
+    @pytest.mark.parametrize("variables", [{"PADDLE_SERVER_NUM": "1"}, {"PADDLE_TRAINER_NUM": "3"}])
+    def test_to_a_mode(self, variables: dict[str, str]) -> None:
+        config = read("--run_mode collective train.py", **variables)
+        assert (config.run_mode, config.server_num, config.trainer_num) == (
+            "collective",
+            None,
+            None,
+        )
+
+    def test_to_roles(self) -> None:
+        config = read("--server_num 1 --trainer_num 1 train.py", PADDLE_RUN_MODE="collective")
+        assert config.run_mode == "ps"
+
+    def test_to_lists_of_the_same(self) -> None:
+        line = "--servers 127.0.0.1:16170 --trainers 127.0.0.1:16171 train.py"
+        config = read(line, PADDLE_SERVER_NUM="2", PADDLE_TRAINER_NUM="2")
+        assert (config.server_num, config.trainer_num) == (None, None)
+        assert config.servers == ("127.0.0.1:16170",)
+
+    def test_to_the_cpu(self) -> None:
+        config = read("--device_type cpu train.py", PADDLE_DEVICES="5,6")
+        assert (config.devices, config.device_type) == (None, "cpu")
+
+
 class TestNotes:
     def test_deprecated_flags(self) -> None:
         assert read("--selected_gpus 0 train.py").notes == (

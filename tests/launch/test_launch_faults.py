@@ -118,7 +118,7 @@ class TestFailures:
                 errors = launch.finish()
                 assert processes.alive() == []
             assert launch.process.returncode == code
-        assert "did not end after SIGTERM; now SIGKILL" in errors
+        assert "did not end in time; now SIGKILL" in errors
         assert "rankrun: rank 1 on" in errors
 
     def test_workers_have_time_to_save(self, tmp_path: Path) -> None:

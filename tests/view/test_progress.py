@@ -286,7 +286,13 @@ def test_ctrl_c_leaves_one_table_and_no_rank(open_session: Any) -> None:
     text = "\n".join(screen_of(session.output))
     # A rank that heard the Ctrl-C before the parent did has failed by itself.
     assert (
-        len(re.findall(r"2 ranks after .* s: (1 stopped, 1 failed|2 stopped|2 failed)", text)) == 1
+        len(
+            re.findall(
+                r"2 ranks after .* s: (1 stopped, 1 failed|1 failed, 1 stopped|2 stopped|2 failed)",
+                text,
+            )
+        )
+        == 1
     )
     assert text.count("step or last line") == 1
     assert text.count("Traceback") == 1  # the program's own

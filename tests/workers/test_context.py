@@ -154,6 +154,23 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace_period(run: Run
     assert context.exitcodes() == [-9]
 
 
+@pytest.mark.parametrize("grace", ["1", True, -1, float("nan"), []])
+@pytest.mark.parametrize("method", ["join", "terminate"])
+def test_an_impossible_grace_period_stops_nobody(run: Run, method: str, grace: Any) -> None:
+    with run(jobs.sleep_for_ever, nprocs=1) as context:
+        with pytest.raises((TypeError, ValueError), match="grace_period"):
+            getattr(context, method)(grace_period=grace)
+        assert context.exitcodes() == [None]
+
+
+@pytest.mark.parametrize("timeout", ["1", True, float("nan"), []])
+def test_an_impossible_time_to_wait(run: Run, timeout: Any) -> None:
+    with run(jobs.sleep_for_ever, nprocs=1) as context:
+        with pytest.raises((TypeError, ValueError), match="timeout"):
+            context.join(timeout=timeout)
+        assert not context.join(timeout=-1)
+
+
 def ignore_sigterm(gate: Connection) -> None:
     import signal
 

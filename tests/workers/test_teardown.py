@@ -122,6 +122,20 @@ def test_the_stubborn_are_ended(run: Run, how: str) -> None:
     assert context.exitcodes() == [expected] * 2
 
 
+def fail_or_sleep() -> None:
+    if rankspawn.get_rank() == 1:
+        jobs.fail("raise")
+    jobs.sleep_for_ever()
+
+
+@pytest.mark.parametrize("grace", [0, 0.01])
+def test_a_short_grace_period_does_not_cost_the_cause(run: Run, grace: float) -> None:
+    with pytest.raises(ProcessRaisedException, match="ValueError: on purpose") as caught:
+        run(fail_or_sleep, nprocs=2, grace_period=grace)
+
+    assert isinstance(caught.value.exception, ValueError)
+
+
 def fork_in_a_loop(ready: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)

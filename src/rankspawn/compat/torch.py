@@ -12,7 +12,7 @@ from typing import Any
 
 from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 from rankspawn.options import check_args, check_nprocs, read_options
-from rankspawn.spawning import refuse_while_importing_main
+from rankspawn.spawning import refuse_while_loading
 from rankspawn.warned import warn_caller
 from rankspawn.workers.context import MultiprocessContext, start_context
 from rankspawn.workers.failures import Wording
@@ -81,7 +81,7 @@ def start_processes(
         ProcessRaisedException: ``fn`` raised.
         ProcessExitedException: A process ended in another way.
     """
-    refuse_while_importing_main()
+    refuse_while_loading()
     count = check_nprocs(nprocs)
     if count < 1:
         raise ValueError(f"nprocs must be at least 1, not {nprocs}")

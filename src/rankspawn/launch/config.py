@@ -121,6 +121,16 @@ class LaunchConfig:
 # In a worker of ours these describe the job that it belongs to; a launch inside of it is a
 # matter of this machine alone.
 _OF_OUTER_JOB = frozenset({"PADDLE_MASTER", "PADDLE_NNODES", "PADDLE_LOG_DIR", "POD_IP"})
+# Of each pair one is enough, and with --run_mode collective none has a meaning. What a variable
+# says of one gives way to the other on the command line.
+_RIVALS = {
+    "servers": "server_num",
+    "server_num": "servers",
+    "trainers": "trainer_num",
+    "trainer_num": "trainers",
+    "heter_workers": "heter_worker_num",
+    "heter_worker_num": "heter_workers",
+}
 _TYPE_OF_FLAG = {"gpus": "gpu", "selected_gpus": "gpu", "xpus": "xpu", "npus": "npu"}
 
 
@@ -157,10 +167,10 @@ def _merge(
     values: dict[str, Any] = {}
     notes: list[str] = []
     for found, is_line in ((from_line, True), (from_environ, False)):
-        said_by_line = set(values)
+        of_line = dict(values)
         origins: dict[str, str] = {}
         for flag, text in found.values():
-            if flag.field in said_by_line:
+            if flag.field in of_line or _is_overruled(flag.field, text, of_line):
                 continue
             origin = flag.written if is_line else flag.variable
             if flag.field in origins:
@@ -176,6 +186,15 @@ def _merge(
             if flag.deprecated:
                 notes.append(f"{origin} is deprecated: use {flag.deprecated}")
     return values, notes
+
+
+def _is_overruled(field: str, text: str, of_line: Mapping[str, Any]) -> bool:
+    """Whether the command line says something that leaves this variable without a meaning."""
+    if field in _RIVALS:
+        return _RIVALS[field] in of_line or of_line.get("run_mode") == COLLECTIVE
+    if field == "run_mode":
+        return text.strip() == COLLECTIVE and not _RIVALS.keys().isdisjoint(of_line)
+    return field == "devices" and of_line.get("device_type") == "cpu"
 
 
 def _set_device_type(values: dict[str, Any], device_type: str, origin: str) -> None:

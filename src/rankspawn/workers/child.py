@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from rankspawn.workers.orders import EncodedChanges
 
-# The main module's path while it runs for the second time; spawn() then refuses to start.
-importing_main: str | None = None
+# True while this worker imports what its task needs; spawn() then refuses to start.
+is_loading = False
 
 
 class MissingGuardError(RuntimeError):
-    """The main module starts workers whenever it is imported."""
+    """A module starts workers whenever it is imported."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -108,21 +108,31 @@ def load_task(
         own: Table of this rank's own arguments; 0 if it has none.
         tracker: Descriptor of multiprocessing's resource tracker.
     """
+    global is_loading  # noqa: PLW0603 - the process is in this state, not an object
+    is_loading = True
     prepare(rank, tracker, load(payload, setting))
     func, args, kwargs = load(payload, task)
     if own:
         args += load(payload, own)
     os.close(payload)
+    is_loading = False
     return lambda: func(*args, **kwargs)
 
 
 def change_environment(changes: EncodedChanges) -> None:
     """For a forked worker: set these variables; None removes one."""
+    variables: Any = os.environb
+    if type(os.environ) is not type(variables):  # the program put something else there
+        variables, changes = os.environ, _decode(changes)
     for name, value in changes:
         if value is None:
-            os.environb.pop(name, None)
+            variables.pop(name, None)
         else:
-            os.environb[name] = value
+            variables[name] = value
+
+
+def _decode(changes: EncodedChanges) -> Any:
+    return [(os.fsdecode(one), value and os.fsdecode(value)) for one, value in changes]
 
 
 def redirect_output(log: int | None = None) -> None:
@@ -173,8 +183,13 @@ def _run_exit_handlers() -> None:
     import atexit
 
     threading = sys.modules.get("threading")
-    if threading is not None:
-        threading._shutdown()  # waits for non-daemon threads
+    try:
+        if threading is not None:
+            threading._shutdown()  # waits for non-daemon threads
+    except KeyboardInterrupt:  # the wait was cut short, and all that follows is due
+        pass
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
     atexit._run_exitfuncs()
 
 
@@ -200,12 +215,7 @@ def _current_folder() -> str | None:
 
 def import_main(name: str | None, path: str) -> None:
     """Run the main module again, under the name that multiprocessing gives it."""
-    global importing_main  # noqa: PLW0603 - the process is in this state, not an object
-    importing_main = path
-    try:
-        module = _run_module(name) if name else _run_file(path)
-    finally:
-        importing_main = None
+    module = _run_module(name) if name else _run_file(path)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
 
 

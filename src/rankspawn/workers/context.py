@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from types import TracebackType
 from typing import Any
 
+from rankspawn.option_values import read_seconds
 from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.process import RankProcess
 from rankspawn.workers.queues import RankQueue
@@ -75,8 +76,8 @@ class MultiprocessContext:
             SpawnTimeoutError: The time for the whole run is over.
         """
         one = self._supervisor
-        deadline = None if timeout is None else time.monotonic() + max(0.0, timeout)
-        grace = one.policy.grace_period if grace_period is None else grace_period
+        deadline = None if timeout is None else time.monotonic() + _seconds_to_wait(timeout)
+        grace = self._grace(grace_period)
         with one.stopped_on_error(grace):
             one.wait(lambda: one.finished, deadline, grace)
         if one.error is not None:
@@ -89,8 +90,12 @@ class MultiprocessContext:
         Blocks until they are gone, at most for the grace period and a few seconds. A later
         ``join`` raises unless all had ended well.
         """
-        grace = self._supervisor.policy.grace_period if grace_period is None else grace_period
-        self._supervisor.stop(grace)
+        self._supervisor.stop(self._grace(grace_period))
+
+    def _grace(self, given: float | None) -> float:
+        if given is None:
+            return self._supervisor.policy.grace_period
+        return read_seconds("grace_period", given, positive=False)
 
     def results(self) -> list[Any]:
         """The results by rank; waits for the workers as :meth:`join` does."""
@@ -121,6 +126,12 @@ class MultiprocessContext:
 
         await wait_until_finished(self._supervisor)
         return self.join()
+
+
+def _seconds_to_wait(timeout: float) -> float:
+    """As multiprocessing takes it: a time that is over already means not to wait."""
+    over = isinstance(timeout, (int, float)) and timeout < 0
+    return 0.0 if over else read_seconds("timeout", timeout, positive=False)
 
 
 def start_context(

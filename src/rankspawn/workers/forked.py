@@ -10,8 +10,10 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
+import signal
 import sys
 import threading
+import weakref
 from multiprocessing import process as mp_process
 from multiprocessing import util
 from typing import Any, NoReturn
@@ -35,15 +37,34 @@ if TYPE_CHECKING:
 
     from rankspawn.workers.orders import EncodedChanges, Order, Task
 
+_mp: Any = mp_process  # most of what is used of it is private
+_util: Any = util
+_finalize: Any = weakref.finalize
+
+
+class _Parent(_mp._ParentProcess):  # type: ignore[misc]  # of no known type
+    """The parent as multiprocessing has it; its sentinel is opened when somebody asks."""
+
+    def __init__(self) -> None:
+        self._opened: int | None = None
+        super().__init__(mp_process.current_process().name, os.getpid(), None)
+
+    @property
+    def _sentinel(self) -> int:
+        if self._opened is None:
+            self._opened = open_parent(self._pid)
+        return self._opened
+
+    @_sentinel.setter
+    def _sentinel(self, _: object) -> None:
+        """By its base class."""
+
 
 class Stock:
     """What the forked workers of one group have in common; made before the first fork."""
 
     def __init__(self) -> None:
-        mp: Any = mp_process  # private
-        self.parent = os.getpid()
-        name = mp_process.current_process().name
-        self.parent_process = mp._ParentProcess(name, self.parent, _ParentSentinel(self.parent))
+        self.parent = _Parent()
         self.stdin = _open_input()
 
 
@@ -70,58 +91,72 @@ class ForkedWorker:
             stock: What all workers use.
             fds: The null device, the failure event, the mark, the outcome, and a log, if any.
         """
-        self._order = order
+        self._process: Any = order.process
+        self._takes_terminal = order.has_terminal
         self._call = task.bind(order.index)
         self._changes = changes
         self._stock = stock
-        self._fds = fds
+        self._null, event, self._mark, outcome, *self._log = fds
+        self._files = outcome, event
 
     def run(self) -> NoReturn:
         """Work and leave."""
-        run_and_leave(self._work)
+        # An event loop of the parent must not be woken by our signals.
+        signal.set_wakeup_fd(-1)
+        # What the parent registered for its own exit is not run here.
+        atexit._clear()
+        _finalize._registry.clear()
+        _finalize._registered_with_atexit = False
+        is_plain = self._process._bootstrap.__module__ == mp_process.__name__
+        run_and_leave(self._work if is_plain else self._bootstrap)
 
     def _work(self) -> int:
-        null, event, mark, outcome, *log = self._fds
-        self._become_child()
-        carry_mark(mark)
-        leave_if_orphaned(self._stock.parent)
-        redirect_output(*log)
-        if self._order.has_terminal:
-            take_terminal()
-        else:  # the parent's input is not ours to read
-            os.dup2(null, 0)
-            sys.stdin = self._stock.stdin
-        os.close(null)
-        return work(Report(outcome, event), self._become_rank)
+        return work(Report(*self._files), self._become_child)
 
-    def _become_child(self) -> None:
-        """Tell multiprocessing that this is one of its children, and will end like one."""
-        mp: Any = mp_process  # all of this is private
-        mp._process_counter = itertools.count(1)
-        mp._children = set()
-        mp._current_process = self._order.process
-        mp._parent_process = self._stock.parent_process
+    def _bootstrap(self) -> int:
+        """As multiprocessing starts a child, for somebody who changed that, such as coverage."""
+
+        def run() -> NoReturn:
+            raise SystemExit(work(Report(*self._files), self._become_rank))
+
+        self._process.run = run
+        code: int = self._process._bootstrap()
+        return code
+
+    def _become_child(self) -> Callable[[], Any]:
+        """Tell multiprocessing that this is one of its children, which will end like one."""
+        _mp._process_counter = itertools.count(1)
+        _mp._children = set()
+        _mp._current_process = self._process
+        _mp._parent_process = self._stock.parent
         thread: Any = threading.main_thread()
         thread._set_native_id()
-        util._finalizer_registry.clear()  # type: ignore[attr-defined]
-        util._run_after_forkers()  # type: ignore[attr-defined]
-        # What the parent registered for its own exit is not run here; but queues are flushed.
-        atexit._clear()
-        atexit.register(util._exit_function)  # type: ignore[attr-defined]
+        _util._finalizer_registry.clear()
+        _util._run_after_forkers()
+        atexit.register(_util._exit_function)  # flushes queues
+        return self._become_rank()
 
     def _become_rank(self) -> Callable[[], Any]:
+        carry_mark(self._mark)
+        leave_if_orphaned(self._stock.parent.pid)
+        redirect_output(*self._log)
+        self._take_input()
         change_environment(self._changes)
         return self._call
 
+    def _take_input(self) -> None:
+        if self._takes_terminal:
+            take_terminal()
+        else:  # the parent's input is not ours to read, nor what it has read ahead
+            _close(sys.stdin)
+            os.dup2(self._null, 0)
+            sys.stdin = self._stock.stdin
+        os.close(self._null)
 
-class _ParentSentinel:
-    """Readable once the parent is gone; opened when somebody asks, which few do."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._fd: int | None = None
-
-    def fileno(self) -> int:
-        if self._fd is None:
-            self._fd = open_parent(self._pid)
-        return self._fd
+def _close(file: TextIO | None) -> None:
+    try:
+        if file is not None:
+            file.close()
+    except (OSError, ValueError):
+        return

@@ -15,11 +15,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from rankspawn.descriptors import Owned, close_in_forks
 from rankspawn.workers.guardian import Guardian
 from rankspawn.workers.marker import kill_marked, new_mark
-from rankspawn.workers.oom import describe_change, read_counts
+from rankspawn.workers.oom import OomCounts, describe_change, read_counts
 from rankspawn.workers.outcome import Outcome, Remains
 from rankspawn.workers.teardown import stop_workers
 from rankspawn.workers.wakeup import woken_by_signals
@@ -40,6 +41,14 @@ os.register_at_fork(after_in_child=_running.clear)
 _LONGEST_WAIT = 86_400.0
 
 
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What was before the first worker; whatever happened to one of them happened later."""
+
+    time_ns: int = field(default_factory=time.monotonic_ns)
+    oom_counts: OomCounts = field(default_factory=read_counts)
+
+
 class WorkerGroup:
     """The workers of one start, and the resources they need while they run."""
 
@@ -48,12 +57,13 @@ class WorkerGroup:
         workers: Sequence[Worker],
         mark: str,
         failure_event: Owned,
+        before: Moment,
         resources: Sequence[Closable] = (),
     ) -> None:
         self.mark = mark
         # Whose job it is to close the group; it may be dropped while workers run.
         self.supervisor: weakref.ref[object] | None = None
-        self._oom_before = read_counts()
+        self._oom_before = before.oom_counts
         self.workers = list(workers)
         # Sentinel to position; shrinks as workers end.
         self.sentinels = {worker.popen.sentinel: at for at, worker in enumerate(workers)}
@@ -65,7 +75,7 @@ class WorkerGroup:
         self._failure_event = failure_event
         self._resources = list(resources)
         self._stopped_ns: int | None = None
-        self._looked_ns = time.monotonic_ns()
+        self._looked_ns = before.time_ns
         self._changed = threading.Condition()
         # True after close(), and in a forked child, which has no business with these workers.
         self.closed = False
@@ -315,6 +325,7 @@ def assemble(
     """
     close_forgotten()
     mark = new_mark()
+    before = Moment()
     closables: list[Closable] = [*resources]
     workers: list[Worker] = []
     try:
@@ -323,7 +334,7 @@ def assemble(
         # Before the first worker, so that there is no moment without it.
         closables.append(Guardian(mark, grace))
         start(mark, event, workers)
-        group = WorkerGroup(workers, mark, event, closables)
+        group = WorkerGroup(workers, mark, event, before, closables)
         _running.add(group)
     except BaseException:
         kill_started(workers)

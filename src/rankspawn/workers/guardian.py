@@ -56,6 +56,11 @@ done
 """
 
 
+class _Shell(subprocess.Popen[bytes]):
+    def __del__(self) -> None:
+        """Say nothing: a copy of it that a forked process drops still runs, and shall."""
+
+
 class Guardian:
     """Watches this process for one group; ``close`` once the group ended."""
 
@@ -64,7 +69,7 @@ class Guardian:
         self._lifeline = Owned(write)
         tenths = str(int(min(max(0.0, grace), _LONGEST_GRACE) * 10))
         try:
-            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
+            self._process: _Shell | None = _Shell(
                 [_SHELL, "-c", _SCRIPT, "rankspawn-guardian", mark, file_name(mark), tenths],
                 stdin=read,
                 stdout=subprocess.DEVNULL,

@@ -18,8 +18,7 @@ import sys
 import threading
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Generator, Sequence
 from multiprocessing import get_start_method, resource_tracker, util
 from multiprocessing import process as mp_process
 from typing import Any, Protocol
@@ -36,6 +35,7 @@ from rankspawn.workers.payload import Inheritance, Payload, write_payload
 from rankspawn.workers.popen import WorkerPopen, adopt_child, end_child
 
 _tracking = threading.Lock()
+_warning = threading.Lock()
 _FORK_WARNS = sys.version_info >= (3, 12)
 
 
@@ -83,7 +83,10 @@ class _ForkLauncher:
             while pids:
                 yield adopt_child(pids.popleft())
             if failure is not None:
-                raise failure
+                try:
+                    raise failure
+                finally:
+                    del failure  # its traceback has this frame, which has the task
         finally:
             for pid in pids:
                 end_child(pid)
@@ -195,13 +198,14 @@ LAUNCHERS: dict[str, type[Launcher]] = {
 }
 
 
-def _renew_lock() -> None:
-    """Runs in a forked child: a thread of the parent may have held the old one."""
-    global _tracking  # noqa: PLW0603 - a lock cannot be reset, only replaced
+def _renew_locks() -> None:
+    """Runs in a forked child: a thread of the parent may have held the old ones."""
+    global _tracking, _warning  # noqa: PLW0603 - a lock cannot be reset, only replaced
     _tracking = threading.Lock()
+    _warning = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _tracker_fd() -> int:
@@ -252,23 +256,23 @@ def _fork_all(
     workers: Sequence[tuple[ForkedWorker, frozenset[int]]], pids: deque[int]
 ) -> OSError | None:
     """Fork until one cannot be; return why. The list gets the ids."""
-    with _unwarned():
-        for worker, fds in workers:
+    for worker, fds in workers:
+        try:
             with handed_over(fds):
-                try:
-                    pid = os.fork()
-                except OSError as error:
-                    return error
-                if pid == 0:
-                    worker.run()
-            pids.append(pid)
+                pid = _fork()
+        except OSError as error:
+            return error
+        if pid == 0:
+            worker.run()
+        pids.append(pid)
     return None
 
 
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    """Without Python's warning of threads, which it gives for every single fork; ours was given."""
-    with warnings.catch_warnings() if _FORK_WARNS else nullcontext():
-        if _FORK_WARNS:
-            warnings.simplefilter("ignore", DeprecationWarning)
-        yield
+def _fork() -> int:
+    if not _FORK_WARNS:
+        return os.fork()
+    # Of threads, for every single fork; ours was given. One at a time: two threads would put
+    # back each other's filters.
+    with _warning, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()

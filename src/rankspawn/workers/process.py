@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 class RankProcess(process.BaseProcess):
     """The process of one rank; ``is_alive``, ``exitcode``, ``join`` and the rest as usual."""
 
+    _start_method = None  # multiprocessing then leaves a forked worker's default as it is
+
     def __init__(self, rank: int, daemon: bool) -> None:
         super().__init__(name=f"rank-{rank}", daemon=daemon)
         self.rank = rank

@@ -31,8 +31,16 @@ if TYPE_CHECKING:
 _warned_about_threads: list[bool] = []
 
 
-# Priorities below 0 come after the wait for the workers.
-util.Finalize(None, report_unseen_failures, exitpriority=-10)
+# The process that reports unseen failures at its exit; a forked one forgets what it was to do.
+_reporting_pid: int | None = None
+
+
+def _report_unseen_failures_at_exit() -> None:
+    global _reporting_pid  # noqa: PLW0603 - once per process
+    if _reporting_pid != os.getpid():
+        _reporting_pid = os.getpid()
+        # Priorities below 0 come after the wait for the workers.
+        util.Finalize(None, report_unseen_failures, exitpriority=-10)
 
 
 def start_group(
@@ -74,6 +82,7 @@ def start_group(
             is_restart=is_restart,
         )
 
+    _report_unseen_failures_at_exit()
     return assemble(start, grace=grace, resources=resources)
 
 
@@ -108,13 +117,12 @@ def start_workers(
     waiting: deque[Order] = deque()
     environ: Mapping[str, str] = os.environ
     try:
-        # All of what can be done before is: between two forks each page that this process
-        # touches is copied.
+        launcher = LAUNCHERS[settings.start_method](task, settings, failure_event, mark)
+        # Before the first start: what this process touches between two forks is copied.
         for index, changes in enumerate(environments):
             rank = first_rank + index
             waiting.append(_make_order(settings, rank, index, changes, is_restart=is_restart))
         environ = waiting[-1].environment()
-        launcher = LAUNCHERS[settings.start_method](task, settings, failure_event, mark)
         with closing(launcher.launch(tuple(waiting))) as popens:
             for popen in popens:
                 started.append(_adopt(waiting.popleft(), popen))

@@ -127,7 +127,13 @@ class Supervisor:
         except BaseException as error:
             if hasattr(self, "group"):
                 interrupted = isinstance(error, KeyboardInterrupt)
-                self.stop(grace, interrupted=interrupted and self.policy.interrupts_reach_workers)
+                reaches = interrupted and self.policy.interrupts_reach_workers
+                try:
+                    self.stop(grace, interrupted=reaches)
+                except KeyboardInterrupt:
+                    # The second one has cut the grace period short, and is not told besides.
+                    if not interrupted:
+                        raise
             raise
 
     def settle_if_due(self, group: WorkerGroup) -> None:

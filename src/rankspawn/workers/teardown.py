@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 # How long a rank may take to leave after its report, before it gets SIGTERM, too: its exit
 # handlers run now, but a thread or a handler that hangs must not hold the group.
 LEAVE_SECONDS = 1.0
+# How long a rank that failed may take to write down why, at least: the cause of it all must not
+# be lost to a short grace period, which is for those that are stopped.
+REPORT_SECONDS = 3.0
 
 
 def stop_workers(group: WorkerGroup, grace: float, mark: str, *, interrupted: bool = False) -> None:
@@ -38,7 +41,8 @@ def stop_workers(group: WorkerGroup, grace: float, mark: str, *, interrupted: bo
             without a handler at once. Who sent it cannot be known, so they get that time also
             if somebody sent it to this process alone.
     """
-    deadline = time.monotonic() + grace
+    began = time.monotonic()
+    deadline = began + grace
     try:
         if interrupted and not group.all_ended:
             count = len(group.sentinels)
@@ -48,7 +52,9 @@ def stop_workers(group: WorkerGroup, grace: float, mark: str, *, interrupted: bo
         # Ranks that reported are on their way out by themselves, and may still save something.
         leaving = [group.workers[at] for at in group.sentinels.values() if at in group.outcomes]
         _terminate(one for one in _running(group) if one not in leaving)
-        group.wait(lambda: group.all_ended or group.reports_are_complete, deadline)
+        if not group.wait(lambda: group.all_ended or group.reports_are_complete, deadline):
+            _kill(one for one in _running(group) if one not in leaving)
+            group.wait(lambda: group.reports_are_complete, began + REPORT_SECONDS)
         group.wait(lambda: group.all_ended, min(deadline, time.monotonic() + LEAVE_SECONDS))
         _terminate(one for one in _running(group) if one in leaving)
         group.wait(lambda: group.all_ended, deadline)
@@ -79,17 +85,19 @@ def _terminate(workers: Iterable[Worker]) -> None:
 
 def kill_now(group: WorkerGroup, mark: str) -> None:
     """The last step alone: SIGKILL to the workers that run and to all with the mark; reap."""
-    for worker in _running(group):
-        logger.warning(
-            "%s (pid %d) did not end after SIGTERM; now SIGKILL",
-            worker.name,
-            worker.popen.pid,
-        )
-        worker.popen.kill()
+    _kill(_running(group))
     kill_marked(mark)
     if not group.wait(lambda: group.all_ended, time.monotonic() + GONE_SECONDS):
         left = [f"{one.name} (pid {one.popen.pid})" for one in _running(group)]
         logger.error("%s cannot be reaped %.0f s after SIGKILL", ", ".join(left), GONE_SECONDS)
+
+
+def _kill(workers: Iterable[Worker]) -> None:
+    for worker in workers:
+        logger.warning(
+            "%s (pid %d) did not end in time; now SIGKILL", worker.name, worker.popen.pid
+        )
+        worker.popen.kill()
 
 
 def _running(group: WorkerGroup) -> list[Worker]:
