@@ -280,12 +280,13 @@ class TestValues:
         config = read("--nproc_per_node gpu train.py")
         assert (config.nproc_per_node, config.device_type) == (None, "gpu")
         assert read("--nproc-per-node=cpu train.py").device_type == "cpu"
+        assert "--nproc_per_node x: give a number" in refused("--nproc_per_node x train.py")
 
 
 class TestDevices:
     @pytest.mark.parametrize("line", ["--gpus 0 --xpus 1", "--devices 0 --gpus 0"])
     def test_two_selections(self, line: str) -> None:
-        assert "mean the same: give only one" in refused(f"{line} train.py")
+        assert "both select devices: give only one" in refused(f"{line} train.py")
 
     @pytest.mark.parametrize("line", ["--gpus 0 --device_type npu", "--device_type npu --gpus 0"])
     def test_two_types(self, line: str) -> None:

@@ -71,8 +71,9 @@ if __name__ == "__main__":
             wait_deaf()
         else:
             start()
-    except KeyboardInterrupt:
-        say("one KeyboardInterrupt")
+    except KeyboardInterrupt as error:
+        twice = isinstance(error.__context__, KeyboardInterrupt)
+        say("two of them" if twice else "one KeyboardInterrupt")
         raise SystemExit(130)
 """
 

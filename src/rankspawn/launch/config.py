@@ -17,6 +17,7 @@ from rankspawn.launch.flags import (
     split_flags,
 )
 from rankspawn.plan.topology import FIRST_PORT, WORKER_MARK
+from rankspawn.plan.vendors import VENDORS
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -175,7 +176,8 @@ def _merge(
             origin = flag.written if is_line else flag.variable
             if flag.field in origins:
                 other = origins[flag.field]
-                raise UsageError(f"{other} and {origin} mean the same: give only one of them")
+                both = "both select devices" if flag.field == "devices" else "mean the same"
+                raise UsageError(f"{other} and {origin} {both}: give only one of them")
             origins[flag.field] = origin
             value = flag.read(origin, text)
             if flag.field == "device_type":
@@ -269,6 +271,12 @@ def _worker_count(values: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(count, str):
         return {}
     if count != "auto":
+        known = ("cpu", *VENDORS)
+        if count not in known:
+            raise UsageError(
+                f"--nproc_per_node {count}: give a number, auto, or a type of device, one of "
+                + ", ".join(known)
+            )
         _set_device_type(values, count, f"--nproc_per_node {count}")
     return {"nproc_per_node": None}
 
