@@ -45,6 +45,12 @@ def test_every_error_survives_pickling(error: ProcessException) -> None:
         assert getattr(back, name, None) == getattr(error, name, None)
 
 
+def test_a_timeout_has_no_number_of_the_systems() -> None:
+    error = SpawnTimeoutError("who and why", 3, 99, {})
+
+    assert (error.errno, error.strerror) == (None, None)
+
+
 def test_the_original_exception_is_the_cause_also_after_pickling() -> None:
     back = pickle.loads(pickle.dumps(ERRORS[1]))
 

@@ -456,6 +456,7 @@ class TestEnds:
             (["nothing.py"], 127, "there is no script nothing.py"),
             (["./nothing"], 127, "./nothing cannot be executed: there is no such file"),
             (["no-such-program"], 127, "it is not on PATH"),
+            (["plain"], 127, "it is not on PATH; the file in the current folder is ./plain"),
             (["./plain"], 126, "chmod +x"),
             ([], 2, "the script is missing"),
             (["--nproc_per_nod", "2", "train.py"], 2, "did you mean --nproc_per_node?"),

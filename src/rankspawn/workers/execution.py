@@ -121,6 +121,8 @@ def check_program(command: Sequence[str]) -> None:
     files = [path for path in candidates if os.path.isfile(path)]
     if not files:
         where = "there is no such file" if os.sep in name else "it is not on PATH"
+        if os.sep not in name and os.path.isfile(name):
+            where += f"; the file in the current folder is ./{name}"
         raise FileNotFoundError(f"{name} cannot be executed: {where}")
     if not any(os.access(path, os.X_OK) for path in files):
         raise PermissionError(f"{files[0]} cannot be executed: it is not marked so (chmod +x)")
