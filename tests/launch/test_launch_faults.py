@@ -286,6 +286,28 @@ class TestSignals:
             launch.finish()
             assert launch.process.returncode == 143
 
+    @pytest.mark.parametrize(("level", "code"), [("1", 143), ("-1", 3)])
+    def test_while_a_failed_job_is_stopped(self, tmp_path: Path, level: str, code: int) -> None:
+        """Only a failure that would not have been restarted has ended the job."""
+        body = """
+    import os, signal, sys, time
+    if os.environ["RANK"] == "0":
+        while not os.path.exists("ready"):
+            time.sleep(0.005)
+        sys.exit(3)
+    def leave(*_):
+        os.kill(os.getppid(), signal.SIGTERM)
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, leave)
+    open("ready", "w").close()
+    while True:
+        time.sleep(0.2)
+"""
+        flags = ["--elastic_level", level, "--nproc_per_node", "2"]
+        with Launch(tmp_path, body, *flags) as launch:
+            launch.finish()
+            assert launch.process.returncode == code
+
     def test_nobody_reads_what_is_printed(self, tmp_path: Path) -> None:
         """A pager that waits, a terminal that was stopped: the job is supervised all the same."""
         body = """

@@ -82,10 +82,11 @@ class Agent:
         restarts = 0
         while True:
             result = self._run_once(restarts)
-            if result.cause is None or self._signals.ending is not None:
+            if result.cause is None or not may_restart(self._config, restarts):
                 return result
-            if not may_restart(self._config, restarts):
-                return result
+            if self._signals.ending is not None:
+                # It would have been started again: not the failure has ended the job, but this.
+                return Result(128 + self._signals.ending, result.endings, None, result.tries)
             restarts += 1
             logger.warning(
                 "%s failed (%s), its log is %s; restart %d of %d",
