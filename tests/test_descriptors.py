@@ -48,7 +48,7 @@ def test_a_fork_drops_what_is_owned(owned: Owned) -> None:
 def test_a_fork_keeps_what_it_is_given(owned: Owned) -> None:
     fd = owned.fileno()
 
-    with handed_over(frozenset({fd})):
+    with handed_over([fd]):
         assert in_a_fork(lambda: is_open(fd)) == 1
 
 
@@ -60,5 +60,5 @@ def test_what_is_given_to_one_fork_is_not_given_to_its_own_forks(owned: Owned) -
         assert not other.closed
         return in_a_fork(lambda: is_open(fd))
 
-    with handed_over(frozenset({fd})):
+    with handed_over([fd]):
         assert in_a_fork(fork_again) == 0

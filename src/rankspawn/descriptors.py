@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
             """Close it; a second call does nothing."""
 
 
-# The open descriptors, as plain numbers: a forked worker closes them in a few calls and touches
+# Which numbers are owned, a byte for each: a forked worker closes them in a few calls and touches
 # none of the objects, each of which would cost it a page. There are thousands in a large group.
-_owned: set[int] = set()
+_owned = bytearray()
 # How many forks lie between this process and the one that imported this module. An object of
 # an earlier one does not own the number it holds any more.
 _generation = 0
 # Of a fork under way, by its thread: the descriptors that the child takes over.
-_handed_over: dict[int, frozenset[int]] = {}
+_handed_over: dict[int, Sequence[int]] = {}
 _closables: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
@@ -49,7 +49,9 @@ class Owned:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._generation = _generation
-        _owned.add(fd)
+        if fd >= len(_owned):
+            _owned.extend(bytes(fd + 1))  # in one call, so two threads can do it at once
+        _owned[fd] = True
 
     def fileno(self) -> int:
         """The number, while it is open."""
@@ -66,7 +68,7 @@ class Owned:
         """Close it; a second call does nothing."""
         if not self.closed:
             fd, self._fd = self._fd, -1
-            _owned.discard(fd)
+            _owned[fd] = False
             os.close(fd)
 
     def __del__(self) -> None:
@@ -78,7 +80,7 @@ class handed_over:
 
     __slots__ = ("_fds", "_thread")
 
-    def __init__(self, fds: frozenset[int]) -> None:
+    def __init__(self, fds: Sequence[int]) -> None:
         self._fds = fds
         self._thread = threading.get_ident()
 
@@ -93,22 +95,18 @@ def drop_in_forked_child() -> None:
     """Runs in a forked child: close what belongs to the parent."""
     global _generation  # noqa: PLW0603 - the process is in this state, not an object
     _generation += 1
-    kept = _handed_over.get(threading.get_ident(), frozenset())
+    for fd in _handed_over.get(threading.get_ident(), ()):
+        _owned[fd] = False
     _handed_over.clear()  # was of this fork; the same numbers may mean others in later ones
-    for first, last in _runs(sorted(_owned - kept)):
-        os.closerange(first, last + 1)
+    end = 0
+    while (first := _owned.find(1, end)) >= 0:  # runs of consecutive numbers
+        end = _owned.find(0, first)
+        end = len(_owned) if end < 0 else end
+        os.closerange(first, end)
     _owned.clear()
-    for one in list(_closables):
-        one.close()
-
-
-def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """The first and last of each run of consecutive numbers."""
-    first = 0
-    for at, number in enumerate(numbers, start=1):
-        if at == len(numbers) or numbers[at] != number + 1:
-            yield numbers[first], number
-            first = at
+    if len(_closables):
+        for one in list(_closables):
+            one.close()
 
 
 # Registered once, at import, because a fork by anybody's code must be covered.

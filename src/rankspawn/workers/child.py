@@ -7,6 +7,8 @@ not imported, multiprocessing and cloudpickle among it.
 from __future__ import annotations
 
 import _io  # what io and open() use, already there
+import atexit
+import faulthandler
 import os
 import sys
 from _signal import SIG_IGN, SIG_UNBLOCK, SIGINT, pthread_sigmask, signal  # not enum: 2 ms
@@ -87,11 +89,7 @@ def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
 
 def answer_stack_requests(report: Report) -> None:
     """From now on a signal has all Python stacks written to the report's file, in C."""
-    import faulthandler
-
-    if hasattr(faulthandler, "register") and STACKS_SIGNAL:
-        # What faulthandler restores when the interpreter ends; the default would be death.
-        signal(STACKS_SIGNAL, SIG_IGN)
+    if STACKS_SIGNAL:
         faulthandler.register(STACKS_SIGNAL, report.open_for_stacks(), all_threads=True)
 
 
@@ -180,8 +178,6 @@ def run_and_leave(body: Callable[[], int], *, is_fork: bool = True) -> NoReturn:
 
 
 def _run_exit_handlers() -> None:
-    import atexit
-
     threading = sys.modules.get("threading")
     try:
         if threading is not None:

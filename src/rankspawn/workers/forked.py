@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import mmap  # noqa: F401 - loaded here once, and not by every worker
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from multiprocessing import process as mp_process
 from multiprocessing import util
 from typing import Any, NoReturn
 
+from rankspawn.workers import exceptions  # noqa: F401 - likewise
 from rankspawn.workers.child import (
     change_environment,
     leave_if_orphaned,
@@ -91,7 +93,10 @@ class ForkedWorker:
             stock: What all workers use.
             fds: The null device, the failure event, the mark, the outcome, and a log, if any.
         """
-        self._process: Any = order.process
+        process: Any = order.process
+        self._process = process
+        # Somebody who changed how children start, such as coverage, is called as usual.
+        self._is_plain = process._bootstrap.__module__ == mp_process.__name__
         self._takes_terminal = order.has_terminal
         self._call = task.bind(order.index)
         self._changes = changes
@@ -107,14 +112,13 @@ class ForkedWorker:
         atexit._clear()
         _finalize._registry.clear()
         _finalize._registered_with_atexit = False
-        is_plain = self._process._bootstrap.__module__ == mp_process.__name__
-        run_and_leave(self._work if is_plain else self._bootstrap)
+        run_and_leave(self._work if self._is_plain else self._bootstrap)
 
     def _work(self) -> int:
         return work(Report(*self._files), self._become_child)
 
     def _bootstrap(self) -> int:
-        """As multiprocessing starts a child, for somebody who changed that, such as coverage."""
+        """As multiprocessing starts a child."""
 
         def run() -> NoReturn:
             raise SystemExit(work(Report(*self._files), self._become_rank))

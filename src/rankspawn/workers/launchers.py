@@ -9,9 +9,7 @@ A launcher is made once for a group; it takes the ranks' orders and gives a proc
 
 from __future__ import annotations
 
-import faulthandler  # noqa: F401 - loaded here once, and not by every forked worker
 import functools
-import mmap  # noqa: F401 - likewise
 import os
 import subprocess
 import sys
@@ -95,12 +93,12 @@ class _ForkLauncher:
         for one in self._own:
             one.close()
 
-    def _prepare(self, order: Order) -> tuple[ForkedWorker, frozenset[int]]:
+    def _prepare(self, order: Order) -> tuple[ForkedWorker, list[int]]:
         """A worker, and the descriptors that it takes over."""
         log = order.output.target
         fds = [*self._for_all, order.outcome.fileno(), *(() if log is None else (log.fileno(),))]
         changes = encode_changes(order.changes, self._encode)
-        return ForkedWorker(order, self._task, changes, self._stock, fds), frozenset(fds)
+        return ForkedWorker(order, self._task, changes, self._stock, fds), fds
 
 
 class _SpawnLauncher:
@@ -253,7 +251,7 @@ def _current_folder() -> str:
 
 
 def _fork_all(
-    workers: Sequence[tuple[ForkedWorker, frozenset[int]]], pids: deque[int]
+    workers: Sequence[tuple[ForkedWorker, list[int]]], pids: deque[int]
 ) -> OSError | None:
     """Fork until one cannot be; return why. The list gets the ids."""
     for worker, fds in workers:

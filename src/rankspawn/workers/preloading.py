@@ -16,8 +16,9 @@ _LONGEST_ERROR = 30_000
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/xpu", "/dev/davinci", "/dev/cambricon")
 # What a worker loads when it comes to need it, loaded once for all of them.
 _NEEDED_BY_WORKERS = (
-    *("_ctypes", "_pickle", "atexit", "faulthandler", "mmap"),
-    *("rankspawn.workers.mp_identity", "rankspawn.workers.pickling"),
+    *("_ctypes", "_pickle", "mmap", "rankspawn.workers.mp_identity"),
+    # For its report: a rank that fails shall not take time to find out how to say so.
+    *("ast", "pickle", "traceback", "rankspawn.workers.exceptions", "rankspawn.workers.pickling"),
 )
 
 
