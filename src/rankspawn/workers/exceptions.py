@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import sys
 
-from rankspawn.workers.pickling import Rules, dump, refuse_descriptors
+from rankspawn.workers.pickling import Rules, dump, loads, refuse_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -155,11 +155,9 @@ def _loads(piece: bytes | str | None) -> Any:
     """A piece that was pickled, or the text that stands for one that could not be."""
     if isinstance(piece, str):
         return piece
-    import pickle
-
     if piece is None:
         raise ValueError("this piece did not survive")
-    return pickle.loads(piece)
+    return loads(piece)
 
 
 def text_of(obj: object) -> str:

@@ -18,7 +18,7 @@ _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/xpu", "/dev/davinci", "/dev/ca
 _NEEDED_BY_WORKERS = (
     *("_ctypes", "_pickle", "mmap", "rankspawn.workers.mp_identity"),
     # For its report: a rank that fails shall not take time to find out how to say so.
-    *("ast", "pickle", "traceback", "rankspawn.workers.exceptions", "rankspawn.workers.pickling"),
+    *("ast", "traceback", "rankspawn.workers.exceptions", "rankspawn.workers.pickling"),
 )
 
 
