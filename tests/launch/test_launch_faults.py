@@ -248,6 +248,26 @@ class TestSignals:
             assert launch.process.returncode == 143
         assert sorted(path.name for path in tmp_path.glob("saved.*")) == ["saved.0", "saved.1"]
 
+    def test_timeout_sends_its_signal_twice(self, tmp_path: Path) -> None:
+        """To the launcher, and to the process group that it belongs to."""
+        body = """
+    def save(*_):
+        # The launcher has heard it twice by then.
+        signal.sigtimedwait([], 0.5)
+        open(f"saved.{rank}", "w").close()
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    ready(with_descendants=False)
+    pause()
+"""
+        with Launch(tmp_path, body, before=["timeout", str(10 * DEADLOCK)]) as launch:
+            launch.wait_until_ready()
+            launch.process.terminate()
+            launch.finish()
+            # What it returns if it was not the time that ran out.
+            assert launch.process.returncode == 143
+        assert sorted(path.name for path in tmp_path.glob("saved.*")) == ["saved.0", "saved.1"]
+
     def test_asked_twice(self, tmp_path: Path) -> None:
         with Launch(tmp_path, IGNORE_AND_WAIT, "--grace_period", str(10 * DEADLOCK)) as launch:
             with Watched(launch.wait_until_ready()) as processes:
@@ -397,7 +417,10 @@ class TestTerminal:
         with Watched(pids_in(tmp_path)) as processes:
             session.press_ctrl_c()
             session.read_until("interrupt again to kill them")
-            session.press_ctrl_c()
+            while session.process.poll() is None:
+                session.press_ctrl_c()
+                # Twice in an instant is once.
+                session.read_for(0.1)
             assert session.finish() == 130
             assert processes.alive() == []
 

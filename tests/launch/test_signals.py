@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rankspawn.launch import signals as signals_module
 from rankspawn.launch.signals import ENDING, PASSED_ON, ImpatientError, Signals
 
 
@@ -68,6 +69,23 @@ def test_actions_are_put_back() -> None:
 
 
 class TestImpatience:
+    @pytest.fixture(autouse=True)
+    def _no_echo(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(signals_module, "_ECHO", 0.0)
+
+    def test_the_same_signal_right_after_the_first_is_none(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """``timeout`` sends its signal twice."""
+        monkeypatch.setattr(signals_module, "_ECHO", 1000.0)
+        with Signals() as signals:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+            with signals.impatient():
+                signal.raise_signal(signal.SIGTERM)
+            with pytest.raises(ImpatientError), signals.impatient():
+                signal.raise_signal(signal.SIGINT)
+
     def test_a_further_request_raises_once(self) -> None:
         with Signals() as signals:
             signal.raise_signal(signal.SIGINT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from contextlib import contextmanager
 
 from rankspawn.descriptors import Owned
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Said again, these two mean "at once". A closing terminal says SIGHUP twice by itself.
 _INSISTING = (signal.SIGINT, signal.SIGTERM)
+# Seconds in which the same signal again is the same request. `timeout` sends its signal to its
+# child and then to the whole process group, which the child belongs to; some wrappers pass on a
+# Ctrl-C that the terminal has sent to all of them. Nobody presses a key twice that fast.
+_ECHO = 0.2
 # What schedulers send ahead of the end, and programs have handlers for.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -38,6 +43,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.ending: int | None = None
+        self._asked_at = 0.0
         self._to_pass_on: list[int] = []
         self._raises = False
         self._is_asked_again = False
@@ -96,9 +102,12 @@ class Signals:
         if number in PASSED_ON:
             self._to_pass_on.append(number)
             return
+        now = time.monotonic()
         is_first = self.ending is None
         if is_first:
-            self.ending = number
+            self.ending, self._asked_at = number, now
+        elif number == self.ending and now < self._asked_at + _ECHO:
+            return
         if number in _INSISTING and self._raises:
             self._raise()
         elif number in _INSISTING and not is_first:
