@@ -243,6 +243,7 @@ def test_another_token_is_refused(job: Job, master: str) -> None:
         (["--master", "ftp://a:1"], {}, "ftp:// is not known"),
         (["--master", "127.0.0.1:1"], {"RANKSPAWN_JOB_TOKEN": "short"}, "could be guessed"),
         (["--master", "127.0.0.1:1", "--ips", "127.0.0.1,192.0.2.7"], {}, "this machine only"),
+        (["--master", "127.0.0.1:1", "--host", "192.0.2.7"], {}, "this machine only"),
         (["--node_timeout", "0.1"], {}, "from 2 to 120"),
         (["--run_mode", "ps", "--nnodes", "2:3"], {}, "servers keep a part"),
     ],

@@ -203,12 +203,8 @@ class ManyMachines:
             raise AddressError(error.strerror or str(error)) from error
 
     def _tell_place(self, opened: Opened, token: Token | None, argv: Sequence[str]) -> None:
-        if is_loopback(opened.host) and token is not None:
-            logger.warning(
-                "%s can be reached on this machine only: for nodes on others, name an address at "
-                "which they reach the master's node with --master",
-                opened.address,
-            )
+        if token is not None:
+            _warn_about_loopback(opened)
         if self._meeting.master is not None:
             serves = "; this node serves it" if opened.master is not None else ""
             logger.info("the nodes meet at %s%s", opened.address, serves)
@@ -267,6 +263,21 @@ class ManyMachines:
             run_id=order.run_id,
             restart_count=order.restarts,
         )
+
+
+def _warn_about_loopback(opened: Opened) -> None:
+    if is_loopback(read_master(opened.address).host):
+        where, flag = opened.address, "--master"
+    elif is_loopback(opened.host):
+        where, flag = opened.host, "--host"
+    else:
+        return
+    logger.warning(
+        "%s can be reached on this machine only: for nodes on others, name an address at which "
+        "they reach this one with %s",
+        where,
+        flag,
+    )
 
 
 def _hearing_signals(call: Callable[[], Opened]) -> Opened:

@@ -170,6 +170,11 @@ class TestOpen:
         with pytest.raises(AddressError, match=r"means this machine only.*10\.0\.0\.2"):
             self.open("127.0.0.1:6070", expected=["10.0.0.1", "10.0.0.2"])
 
+    def test_a_loopback_master_of_a_node_that_is_not_here_is_refused(self) -> None:
+        """Its address is translated on the way, so there is a way to other machines."""
+        with pytest.raises(AddressError, match=r"means this machine only.*10\.0\.0\.2"):
+            self.open("127.0.0.1:6070", host="10.0.0.2")
+
     def test_a_loopback_host_with_a_master_elsewhere_is_refused(self) -> None:
         with pytest.raises(AddressError, match=r"--host 127\.0\.0\.1"):
             self.open("10.0.0.2:6070", host="127.0.0.1")

@@ -92,7 +92,7 @@ def open_store(
     where = read_master(master)
     if where.is_etcd:
         return _open_etcd(where, master, host, answer_within)
-    _check_reachable(where, expected, machine)
+    _check_reachable(where, [*expected, *([] if host is None else [host])], machine)
     is_here = belongs_to(machine, where.host)
     if host is not None and is_loopback(host) and not is_here:
         raise AddressError(
@@ -182,11 +182,11 @@ def _make_room(patience: Patience) -> None:
         make_room_for_descriptors(patience.trusted + patience.strangers)
 
 
-def _check_reachable(where: MasterAddress, expected: Sequence[str], machine: Machine) -> None:
+def _check_reachable(where: MasterAddress, hosts: Sequence[str], machine: Machine) -> None:
     """Refuse loopback for a job that has nodes elsewhere, as far as that is known."""
     if not is_loopback(where.host):
         return
-    elsewhere = [one for one in expected if not belongs_to(machine, one)]
+    elsewhere = [one for one in hosts if not belongs_to(machine, one)]
     if elsewhere:
         raise AddressError(
             f"--master {where} means this machine only, but the job has a node at {elsewhere[0]}: "
