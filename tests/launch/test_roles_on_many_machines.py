@@ -39,6 +39,21 @@ class TestParameterServers:
             one.wait_gone()
 
     @pytest.mark.slow
+    @pytest.mark.parametrize(
+        "other", [["--nproc_per_node", "2"], ["--server_num", "2", "--trainer_num", "1"]]
+    )
+    def test_a_node_with_other_roles_is_refused(
+        self, job: Job, master: str, other: list[str]
+    ) -> None:
+        """With as many processes, so that nothing else tells."""
+        flags = ("--nnodes", "2", "--master", master)
+        first = job.start(*flags, "--server_num", "1", "--trainer_num", "2")
+        first.wait_for("1 of 2 nodes are here")
+        second = job.start(*flags, *other)
+        assert second.wait() == 1
+        assert "--server_num 1 --trainer_num 2: give the same flags" in second.said
+
+    @pytest.mark.slow
     def test_by_lists_with_a_node_of_servers_only(self, job: Job) -> None:
         ports = [free_port() for _ in range(3)]
         flags = (

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rankspawn.launch.controllers import plan_programs, ports_needed
 from rankspawn.launch.controllers.resources import resolve_job
-from rankspawn.launch.controllers.role_options import check_roles
+from rankspawn.launch.controllers.role_options import check_roles, role_terms
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.meeting import command_for_others, plan_meeting
 from rankspawn.launch.pod import Pod
@@ -176,6 +176,7 @@ class ManyMachines:
             settle_seconds=min(1.0, 0.1 * lease),
             answer_seconds=min(3.0, 0.3 * lease),
             expected=meeting.hosts,
+            roles=role_terms(config),
         )
 
     def _token(self) -> Token | None:

@@ -19,7 +19,7 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.launch.config import LaunchConfig
 
-__all__ = ["RoleCounts", "check_roles", "counts_of", "split_endpoint"]
+__all__ = ["RoleCounts", "check_roles", "counts_of", "role_terms", "split_endpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,20 @@ def counts_of(config: LaunchConfig) -> RoleCounts:
     servers = 1 if config.server_num is None else config.server_num
     trainers = 1 if config.trainer_num is None else config.trainer_num
     return RoleCounts(servers, trainers, config.heter_worker_num or ())
+
+
+def role_terms(config: LaunchConfig) -> str:
+    """What all nodes must say alike about their processes, as a user would write it."""
+    mode = f"--run_mode {config.run_mode}"
+    if config.run_mode == "collective":
+        return mode
+    if config.servers:
+        listed = {"--servers": config.servers, "--trainers": config.trainers}
+        return " ".join([mode, *(f"{flag} ({len(own)} listed)" for flag, own in listed.items())])
+    counts = counts_of(config)
+    stages = ";".join(map(str, counts.stages))
+    heter = f" --heter_worker_num {stages}" if stages else ""
+    return f"{mode} --server_num {counts.servers} --trainer_num {counts.trainers}{heter}"
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:

@@ -40,6 +40,7 @@ class Policy:
         settle_seconds: Changes that come within this time are one regroup.
         answer_seconds: How long the end of a failed job waits for nodes that do not answer.
         expected: The nodes' addresses if they are known beforehand, to name a missing one.
+        roles: Flags that say which processes each node has, as a user would write them.
     """
 
     min_nodes: int
@@ -51,6 +52,7 @@ class Policy:
     settle_seconds: float = 1.0
     answer_seconds: float = 3.0
     expected: tuple[str, ...] = ()
+    roles: str = "--run_mode collective"
 
     @property
     def is_elastic(self) -> bool:
@@ -69,7 +71,7 @@ class Policy:
         return (
             f"--nnodes {nodes} --max_restart {self.max_restart} "
             f"--elastic_level {self.elastic_level} --elastic_timeout {self.elastic_timeout:g} "
-            f"--node_timeout {self.lease_seconds:g}"
+            f"--node_timeout {self.lease_seconds:g} {self.roles}"
         )
 
 

@@ -83,10 +83,18 @@ def find_objections(state: JobState, staying: Iterable[Member]) -> list[Dismissa
 def _other_terms(member: Member, terms: str) -> str:
     if not member.terms or member.terms == terms:
         return ""
+    theirs, ours = _flags(member.terms), _flags(terms)
+    other = " ".join(flag for flag in theirs if flag not in ours)
+    wanted = " ".join(flag for flag in ours if flag not in theirs)
     return (
-        f"{describe_node(member)} was started with {member.terms}, but the job has {terms}: "
+        f"{describe_node(member)} was started with {other}, but the job has {wanted}: "
         "give the same flags on every node"
     )
+
+
+def _flags(terms: str) -> list[str]:
+    """Each flag with its value."""
+    return [f"--{flag.strip()}" for flag in terms.split("--") if flag]
 
 
 def _impossible_rank(member: Member, server: Member | None, most: int) -> str:

@@ -62,6 +62,21 @@ class TestObjections:
         assert "--other" in texts["b"]
         assert "--nnodes 2" in texts["b"]
 
+    @pytest.mark.parametrize(
+        ("other", "words"),
+        [
+            (
+                Policy(2, 2, elastic_level=1),
+                "--elastic_level 1, but the job has --elastic_level -1",
+            ),
+            (Policy(2, 2, roles="--run_mode ps --server_num 1"), "ps --server_num 1, but the job"),
+        ],
+    )
+    def test_only_flags_that_differ_are_named(self, other: Policy, words: str) -> None:
+        text = self.texts(JobState("run", Policy(2, 2)), node("a", terms=other.terms))["a"]
+        assert words in text
+        assert "--max_restart" not in text
+
     def test_a_rank_beyond_the_job(self) -> None:
         texts = self.texts(JobState("run", Policy(2, 2)), node("a", given_rank=2))
         assert "--rank 2" in texts["a"]
