@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import signal
@@ -315,6 +316,22 @@ def test_listed_addresses_need_no_master(job: Job) -> None:
         f"127.0.0.2:{port}",
         f"127.0.0.3:{port}",
     ]
+    for one in workers:
+        one.say("exit 0")
+    assert job.codes() == [0, 0]
+
+
+@pytest.mark.slow
+def test_ports_of_listed_addresses_start_at_the_default(job: Job) -> None:
+    # Addresses that no other run of the tests has.
+    network = f"127.{100 + os.getpid() % 100}.{os.getpid() // 100 % 256}"
+    hosts = [f"{network}.1", f"{network}.2"]
+    for host in hosts:
+        job.start("--ips", ",".join(hosts), "--host", host, "--nproc_per_node", "2")
+    workers = job.workers(4)
+    assert {one["PADDLE_TRAINER_ENDPOINTS"] for one in workers} == {
+        ",".join(f"{host}:{port}" for host in hosts for port in (6070, 6071))
+    }
     for one in workers:
         one.say("exit 0")
     assert job.codes() == [0, 0]

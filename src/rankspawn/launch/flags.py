@@ -112,7 +112,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "start_port",
             read.port,
-            "first port of the workers on several nodes; without it, free ones",
+            "first port of the workers on several nodes; without it, free ones, or 6070 with --ips",
         ),
         Flag("job_id", read.text, "name of the job (default)"),
         Flag("ips", read.addresses, "", deprecated="--nnodes and --master"),

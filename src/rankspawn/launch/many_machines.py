@@ -150,7 +150,7 @@ class ManyMachines:
 
         What a last message of the old generation reaches must not be the new one.
         """
-        if self._config.servers or "start_port" in self._config.given:
+        if self._config.servers or self._has_fixed_ports:
             return None
         before = self._held
         ports = self._hold_ports()
@@ -162,6 +162,11 @@ class ManyMachines:
         """Give the ports back; a second call does nothing."""
         if self._held is not None:
             self._held.close()
+
+    @property
+    def _has_fixed_ports(self) -> bool:
+        """They follow from the flags, as those of listed nodes do under Paddle's launcher."""
+        return "start_port" in self._config.given or len(self._config.ips) > 1
 
     def _policy(self) -> Policy:
         config, meeting = self._config, self._meeting
@@ -232,7 +237,7 @@ class ManyMachines:
             self._held = HeldPorts.fixed(nodes[me].ports, nodes[me].host)
             return ()
         count = ports_needed(config, self._job) + (config.run_mode == "collective")
-        if "start_port" not in config.given:
+        if not self._has_fixed_ports:
             self._held = HeldPorts(count, self._host)
             return self._held.ports
         first = config.start_port
