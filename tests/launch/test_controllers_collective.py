@@ -72,6 +72,8 @@ def test_every_variable_of_one_worker() -> None:
         "OMP_NUM_THREADS": "4",
         "RANKSPAWN_DEVICE_TYPE": "cpu",
         "RANKSPAWN_DEVICE": None,
+        "RANKSPAWN_JOB_TOKEN": None,
+        "PADDLE_JOB_TOKEN": None,
     }
 
 

@@ -52,6 +52,8 @@ COMMON = {
     "OMP_NUM_THREADS": "2",
     "RANKSPAWN_DEVICE_TYPE": "cpu",
     "RANKSPAWN_DEVICE": None,
+    "RANKSPAWN_JOB_TOKEN": None,
+    "PADDLE_JOB_TOKEN": None,
 }
 
 

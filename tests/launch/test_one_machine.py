@@ -334,6 +334,18 @@ class TestOutput:
         for name in done.logs:
             assert "hunter2" not in done.log(name)
 
+    def test_the_jobs_token_is_not_for_the_workers(self, tmp_path: Path) -> None:
+        """Many scripts print their environment, and what records experiments keeps it."""
+        token = "not for any log"
+        done = run_script(
+            tmp_path,
+            "import os; print(os.environ)",
+            RANKSPAWN_JOB_TOKEN=token,
+            PADDLE_JOB_TOKEN=token,
+        )
+        assert "RANK" in done.log("workerlog.0")
+        assert token not in done.log("workerlog.0")
+
     def test_summary(self, tmp_path: Path) -> None:
         done = run_script(tmp_path, "pass", "--device_type", "cpu")
         lines = done.errors.splitlines()

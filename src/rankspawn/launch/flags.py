@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FLAGS",
     "IPU_FLAGS",
+    "TOKEN_VARIABLES",
     "Flag",
     "HelpRequest",
     "UsageError",
@@ -184,6 +185,9 @@ IPU_FLAGS: tuple[Flag, ...] = (
     Flag("ipu_partition", read.text, "name of the partition"),
     Flag("vipu_server", read.text, "address of the V-IPU server"),
 )
+
+# The secret of a job has no flag: others could read it in the list of processes.
+TOKEN_VARIABLES = ("RANKSPAWN_JOB_TOKEN", "PADDLE_JOB_TOKEN")
 
 # What people write who come from elsewhere, where no name of ours means the same.
 _ELSEWHERE = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from rankspawn.launch.flags import UsageError
+from rankspawn.launch.flags import TOKEN_VARIABLES, UsageError
 from rankspawn.launch.programs import TRAINER, ProgramSpec
 from rankspawn.plan.environ import (
     Identity,
@@ -133,8 +133,11 @@ def in_order(nodes: Sequence[Node]) -> tuple[Node, ...]:
 
 
 def node_env(config: LaunchConfig, node: Node) -> Variables:
-    """What all programs of one node have in common: where they log, and its name."""
-    env: Variables = {"PADDLE_LOG_DIR": config.log_dir}
+    """What all programs of one node have in common: where they log, and its name.
+
+    The job's token is the launcher's own: a program that prints its environment prints it to a log.
+    """
+    env: Variables = {"PADDLE_LOG_DIR": config.log_dir, **dict.fromkeys(TOKEN_VARIABLES)}
     if node.name:
         env["POD_NAME"] = node.name
     return env

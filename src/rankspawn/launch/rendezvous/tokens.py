@@ -15,9 +15,10 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rankspawn.launch.flags import TOKEN_VARIABLES
+
 __all__ = ["Token", "TokenError", "find_token", "given_token", "new_token"]
 
-VARIABLES = ("RANKSPAWN_JOB_TOKEN", "PADDLE_JOB_TOKEN")
 _PLACE = os.path.join("rankspawn", "token")
 # 128 bits cannot be guessed; a word can, by who records a connection and tries words at home.
 _SHORTEST = 16
@@ -50,7 +51,7 @@ def given_token(environ: Mapping[str, str]) -> Token | None:
     Raises:
         TokenError: It is too short.
     """
-    for name in VARIABLES:
+    for name in TOKEN_VARIABLES:
         secret = environ.get(name)
         if secret:
             return Token(_checked(secret, name), name)
@@ -77,7 +78,7 @@ def find_token(environ: Mapping[str, str]) -> Token:
     except OSError as error:
         raise TokenError(
             f"the nodes need a secret in common, and {path} cannot be written ({error.strerror}): "
-            f"set {VARIABLES[0]} to the same secret on every node"
+            f"set {TOKEN_VARIABLES[0]} to the same secret on every node"
         ) from error
     return _read(path)
 
@@ -105,7 +106,8 @@ def _read(path: str) -> Token:
         # As ssh does with its keys.
         if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
             raise TokenError(
-                f"others could read the job token in {path}: `chmod 600` it, or set {VARIABLES[0]}"
+                f"others could read the job token in {path}: `chmod 600` it, or set "
+                f"{TOKEN_VARIABLES[0]}"
             )
         return Token(_checked(file.read().strip(), path), path)
 
