@@ -322,9 +322,11 @@ class TestOutput:
     def test_a_log_dir_that_cannot_be_made(self, tmp_path: Path) -> None:
         (tmp_path / "log").write_text("a file")
         done = run_script(tmp_path, "print('here')")
-        assert done.code == 126
-        assert str(tmp_path / "log") in done.errors
-        assert "Traceback" not in done.errors
+        assert done.code == 2
+        log_dir = f"--log_dir {tmp_path / 'log'}"
+        assert done.errors.splitlines()[-1] == (
+            f"rankrun: {log_dir} cannot be made a folder for the logs: File exists"
+        )
 
     def test_no_secrets_in_the_log_folder(self, tmp_path: Path) -> None:
         done = run_script(

@@ -14,7 +14,7 @@ from rankspawn.launch.controllers.role_options import check_roles, role_terms
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.meeting import command_for_others, plan_meeting
 from rankspawn.launch.pod import Pod
-from rankspawn.launch.preparing import TemporaryFolder, announce, warn_about_cpu
+from rankspawn.launch.preparing import TemporaryFolder, announce, make_log_folder, warn_about_cpu
 from rankspawn.launch.rendezvous.addresses import AddressError, read_master
 from rankspawn.launch.rendezvous.job_state import Policy
 from rankspawn.launch.rendezvous.lease_times import LeaseTimes
@@ -66,6 +66,7 @@ class ManyMachines:
         self._meeting = plan_meeting(config, self._machine)
         self._job = resolve_job(config, os.environ, self._machine)
         warn_about_cpu(self._job)
+        make_log_folder(self._config.log_dir)
         self._held: HeldPorts | None = None
         self._host = ""
         self._started = False

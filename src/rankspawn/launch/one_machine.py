@@ -8,7 +8,7 @@ from dataclasses import replace
 from rankspawn.launch.controllers import plan_programs, ports_needed
 from rankspawn.launch.controllers.resources import resolve_job
 from rankspawn.launch.pod import Pod
-from rankspawn.launch.preparing import TemporaryFolder, announce, warn_about_cpu
+from rankspawn.launch.preparing import TemporaryFolder, announce, make_log_folder, warn_about_cpu
 from rankspawn.launch.programs import Node
 from rankspawn.machine import RealMachine
 from rankspawn.plan.ports import HeldPorts
@@ -46,6 +46,7 @@ class OneMachine:
         if config.run_mode != "ipu":
             self._job = resolve_job(config, os.environ, self._machine)
             warn_about_cpu(self._job)
+        make_log_folder(self._config.log_dir)
 
     def start(self, restart_count: int) -> Pod:
         """Start all programs, or none.

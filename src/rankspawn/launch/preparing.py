@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+from rankspawn.launch.flags import UsageError
 from rankspawn.launch.pod import name_of
 from rankspawn.launch.words import count_workers
 
@@ -15,9 +16,23 @@ if TYPE_CHECKING:
     from rankspawn.launch.programs import ProgramSpec
     from rankspawn.plan.job import Job
 
-__all__ = ["TemporaryFolder", "announce", "warn_about_cpu"]
+__all__ = ["TemporaryFolder", "announce", "make_log_folder", "warn_about_cpu"]
 
 logger = logging.getLogger(__name__)
+
+
+def make_log_folder(path: str) -> None:
+    """Make the folder of the logs, or say before anything is started that it cannot be.
+
+    Raises:
+        UsageError: It cannot be made.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--log_dir {path} cannot be made a folder for the logs: {error.strerror}"
+        ) from error
 
 
 def announce(specs: Sequence[ProgramSpec], log_dir: str, *, where: str = "") -> None:
