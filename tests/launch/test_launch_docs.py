@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from rankspawn.launch.config import read_config
 from rankspawn.launch.flags import FLAGS, IPU_FLAGS
+from rankspawn.launch.schedulers import fill
 from tests.launch.members import running_job
 from tests.launch.running import ROOT, rankrun
 from tests.ports import free_port
@@ -26,6 +28,13 @@ COMMANDS = [
     for line in block.replace("\\\n", "").splitlines()
 ]
 
+# Those that need more than one machine, or devices, can at least be read.
+OTHERS = [
+    line[line.index("rankrun ") :]
+    for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.replace("\\\n", "").splitlines()
+    if line.startswith(("rankrun ", "srun rankrun "))
+]
 TOGETHER = re.findall(r"<!-- runs on two nodes -->\n```sh\n(.*?)\n```", PAGE, re.DOTALL)
 
 
@@ -73,3 +82,16 @@ def test_commands_for_two_nodes_work(tmp_path: Path, command: str) -> None:
 
 def test_there_is_one() -> None:
     assert TOGETHER
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_all_commands_can_be_read(command: str) -> None:
+    assert read_config(shlex.split(command)[1:], {}).script in ("train.py", "platform", "sh")
+
+
+def test_the_kubernetes_job_says_all_that_is_needed() -> None:
+    environ = dict(re.findall(r"- \{name: (\w+), value: \"?([^\"}]+)", PAGE))
+    environ["JOB_COMPLETION_INDEX"] = "1"
+    config = fill(read_config(["train.py"], environ), environ)
+    assert (config.min_nodes, config.node_rank) == (2, 1)
+    assert config.master == "train-0.train:29500"
