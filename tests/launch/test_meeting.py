@@ -74,7 +74,7 @@ class TestCommand:
         argv = [*flags, "train.py", "--lr", "0.1"]
         return shlex.split(
             command_for_others(
-                argv, program="rankrun", master="box:1234", config=given, token=token
+                argv, variables, program="rankrun", master="box:1234", config=given, token=token
             )
         )
 
@@ -88,6 +88,18 @@ class TestCommand:
     def test_has_what_came_from_variables(self) -> None:
         words = self.words(PADDLE_NNODES="3", PADDLE_JOB_ID="night shift")
         assert words[3:7] == ["--nnodes", "3", "--job_id", "night shift"]
+
+    def test_has_what_the_nodes_must_agree_on_from_variables_too(self) -> None:
+        words = self.words("--nnodes", "2", PADDLE_ELASTIC_LEVEL="1", PADDLE_RANK="0", POD_IP="a")
+        assert words[3:-3] == ["--nnodes", "2", "--elastic_level", "1"]
+
+    def test_has_no_variable_that_the_command_line_overruled(self) -> None:
+        words = self.words(
+            *("--nnodes", "2", "--server_num", "1", "--gpus", "0"),
+            PADDLE_SERVERS_ENDPOINTS="a:1",
+            PADDLE_DEVICES="1",
+        )
+        assert words[3:-3] == ["--nnodes", "2", "--server_num", "1", "--gpus", "0"]
 
     def test_has_a_new_token_before_it(self) -> None:
         assert self.words("--nnodes", "2", token="secret")[0] == "RANKSPAWN_JOB_TOKEN=secret"

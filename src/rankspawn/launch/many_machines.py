@@ -222,7 +222,12 @@ class ManyMachines:
             program = f"{os.path.basename(sys.executable)} -m rankspawn.launch"
         shown = token.secret if token.is_new else ""
         command = command_for_others(
-            argv, program=program, master=opened.address, config=self._config, token=shown
+            argv,
+            os.environ,
+            program=program,
+            master=opened.address,
+            config=self._config,
+            token=shown,
         )
         hint = "" if shown else f" (with this node's {token.source})"
         # At every level: without it the job cannot begin.

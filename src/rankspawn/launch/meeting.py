@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from rankspawn.launch.controllers.role_options import split_endpoint
 from rankspawn.launch.controllers.roles import listed_nodes, own_place
-from rankspawn.launch.flags import FLAGS, UsageError, split_flags
+from rankspawn.launch.flags import FLAGS, UsageError, read_variables, split_flags
 from rankspawn.plan.topology import join
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rankspawn.launch.config import LaunchConfig
     from rankspawn.plan.facts import Machine
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["Meeting", "command_for_others", "plan_meeting"]
 
 # Flags that say something about one node only, or that the command for the others has anew.
-_NOT_FOR_OTHERS = frozenset({"master", "rank", "host", "nnodes", "job_id"})
+_NOT_FOR_OTHERS = frozenset({"master", "rank", "host", "nnodes"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,26 +90,36 @@ def _free_port(config: LaunchConfig, host: str) -> int:
 
 
 def command_for_others(
-    argv: Sequence[str], *, program: str, master: str, config: LaunchConfig, token: str
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    program: str,
+    master: str,
+    config: LaunchConfig,
+    token: str,
 ) -> str:
-    """What to type on the other nodes.
+    """What to type on the other nodes: all that this one was told, but for what is its own.
 
     Args:
         argv: What was typed on this one.
+        environ: Its environment, whose variables the others may not have.
         program: How this launcher was called.
         master: Where this node serves.
-        config: What was asked for; some of it may come from variables of this node.
+        config: What was asked for.
         token: The job's token to show, or empty if the other nodes have it.
     """
     from shlex import join as quote
 
-    found, words = split_flags(argv, [flag for group in FLAGS.values() for flag in group])
+    table = [flag for group in FLAGS.values() for flag in group]
+    found, words = split_flags(argv, table)
     nodes = f"{config.min_nodes}:{config.max_nodes}" if config.is_elastic else config.max_nodes
     flags = ["--master", master, "--nnodes", str(nodes)]
-    if "job_id" in config.given:
-        flags += ["--job_id", config.job_id]
-    for name, (flag, text) in found.items():
-        if name not in _NOT_FOR_OTHERS:
+    typed = {flag.field for flag, _ in found.values()}
+    variables = read_variables(environ, table, ignored=frozenset())
+    # Those that counted, which the command line may have overruled.
+    told = [one for one in variables.values() if one[0].field in config.given - typed]
+    for flag, text in (*found.values(), *told):
+        if flag.name not in _NOT_FOR_OTHERS:
             flags += [flag.written, text]
     if words and words[0].startswith("-") and words[0] != "-m":
         words.insert(0, "--")

@@ -113,7 +113,8 @@ class Link:
         if state.phase is Phase.ENDED:
             return "an earlier run of this job is ending"
         if state.phase is Phase.RUNNING and state.rank_of(self.name) < 0:
-            return f"the job runs with its {len(state.group)} nodes; this one waits in reserve"
+            size = f"{len(state.group)} of at most {state.policy.max_nodes} nodes"
+            return f"the job runs with {size}; this one waits in reserve"
         return self._conductor.waiting
 
     def feed(self, event: participant.Event) -> None:
