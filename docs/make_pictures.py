@@ -19,12 +19,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rankspawn import __version__
+import rankspawn
 from rankspawn.doctor.findings import judge
 from rankspawn.doctor.forecast import foresee
 from rankspawn.doctor.wording import write
 
 ROOT = Path(__file__).parent.parent
+# Where rankspawn comes from, which need not be beside this file.
+PACKAGES = Path(rankspawn.__file__).parent.parent
 WIDTH = 100
 DEADLOCK = 120.0
 GIB = 2**30
@@ -55,6 +57,7 @@ def run(code: str, name: str, options: list[str]) -> str:
         # Nothing else of this environment: CI or NO_COLOR, say, change what tools print.
         variables = {
             "PATH": os.environ.get("PATH", os.defpath),
+            "PYTHONPATH": str(PACKAGES),
             "COLUMNS": str(WIDTH),
             "TMPDIR": folder,
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -75,8 +78,7 @@ def run(code: str, name: str, options: list[str]) -> str:
 def scrub(text: str, folder: str) -> str:
     """The same without paths, versions and times."""
     text = text.replace(f"{folder}/", "").replace(folder, ".")
-    text = text.replace(f"{ROOT}/src/", "").replace(f"{sys.prefix}/", "")
-    # Frames of this package in the parent, which the page does not show either.
+    text = text.replace(f"{PACKAGES}/", "").replace(f"{sys.prefix}/", "")
     text = re.sub(r"(?m)^platform .*\n|^rootdir: .*\n|^plugins: .*\n", "", text)
     text = re.sub(r"0x[0-9a-f]{6,}", "0x…", text)
     text = re.sub(r" in [0-9.]+s", " in 1.9s", text)
@@ -110,7 +112,7 @@ class ImaginedMachine:
 # What the doctor finds there; a mask shows two of the GPUs.
 FACTS: dict[str, Any] = {
     "software": {
-        "rankspawn": __version__,
+        "rankspawn": rankspawn.__version__,
         "python": "cpython 3.13",
         "system": "Linux 6.8 x86_64",
         "in_worker": False,
@@ -183,6 +185,8 @@ def draw(path: Path, title: str, what: str | Table) -> None:
         svg = console.export_svg(title=title, unique_id=path.stem)
     # No page should load fonts from elsewhere; the terminal's own will do.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
+    # Some viewers drop the spaces that a line begins with, unbreakable ones too.
+    svg = svg.replace("<svg ", '<svg xml:space="preserve" ', 1)
     path.write_text(svg.replace("Fira Code, monospace", "monospace") + "\n")
 
 
