@@ -229,19 +229,23 @@ def open_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[An
         session.close()
 
 
-def screen_of(output: str) -> list[str]:
+def screen_of(output: str, width: int = 120) -> list[str]:
     """What stands on the terminal in the end: enough of one for what rich writes."""
-    lines, at = [""], 0
-    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r\n|\r|\n|[^\x1b\r\n]+", output):
-        if part == "\r\n" or part == "\n":
-            at += 1
-            lines += [""] * (at + 1 - len(lines))
+    lines, at, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|[^\x1b]", output):
+        if part == "\r":
+            column = 0
         elif re.fullmatch(r"\x1b\[\d*A", part):
             at -= int(part[2:-1] or 1)
         elif part == "\x1b[2K":
             lines[at] = ""
-        elif part[0] not in "\x1b\r":
-            lines[at] += part
+        elif part[0] != "\x1b":
+            if part == "\n" or column == width:
+                at, column = at + 1, 0
+                lines += [""] * (at + 1 - len(lines))
+            if part != "\n":
+                lines[at] = lines[at][:column].ljust(column) + part + lines[at][column + 1 :]
+                column += 1
     return [line.rstrip() for line in lines]
 
 
@@ -284,16 +288,8 @@ def test_ctrl_c_leaves_one_table_and_no_rank(open_session: Any) -> None:
     assert session.finish() == -signal.SIGINT, session.output
 
     text = "\n".join(screen_of(session.output))
-    # A rank that heard the Ctrl-C before the parent did has failed by itself.
-    assert (
-        len(
-            re.findall(
-                r"2 ranks after .* s: (1 stopped, 1 failed|1 failed, 1 stopped|2 stopped|2 failed)",
-                text,
-            )
-        )
-        == 1
-    )
+    # Also of one that heard the Ctrl-C before the parent did.
+    assert re.findall(r"^2 ranks after .* s: (.*)$", text, re.MULTILINE) == ["2 stopped"]
     assert text.count("step or last line") == 1
     assert text.count("Traceback") == 1  # the program's own
 

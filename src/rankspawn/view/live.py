@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from rankspawn.view.screen import Screen
 
 
+# Columns in which a terminal can show an interrupt or two as ^C, behind the table. Without
+# them it goes on to another line, and the table is not found again when it is redrawn.
+_LEFT_FREE = 4
+
+
 class LiveBoard:
     """The table at the bottom, lines above it."""
 
@@ -43,7 +48,8 @@ class LiveBoard:
 
     def draw(self, rows: Sequence[RankRow], seconds: float) -> None:
         """Redraw the table."""
-        self._console.size = ConsoleDimensions(*self._screen.size())
+        columns, lines = self._screen.size()
+        self._console.size = ConsoleDimensions(max(1, columns - _LEFT_FREE), lines)
         table = make_table(rows, seconds, *self._console.size)
         if self._live is None:
             # Neither a thread of rich's nor its hands on the program's own streams.

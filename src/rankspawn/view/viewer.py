@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from multiprocessing import util
 
 from rankspawn.descriptors import Owned
@@ -21,6 +22,7 @@ from rankspawn.view.screen import open_screen
 from rankspawn.view.sources import open_sources, read_row
 from rankspawn.view.surroundings import open_board
 from rankspawn.workers.inotify import IN_MODIFY, call, open_watch
+from rankspawn.workers.outcome import End
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from rankspawn.view.sources import Place
     from rankspawn.view.wanted import Wanted
     from rankspawn.workers.group import WorkerGroup
+    from rankspawn.workers.outcome import Outcome
 
 # Where the system cannot say that a file has grown, we look this often.
 _LOOK_SECONDS = 0.1
@@ -55,6 +58,7 @@ class View:
         self.wanted = wanted
         self.places = places
         self.joining = 0  # how many threads and tasks wait for the ranks
+        self.was_interrupted = False  # one of them was
         self._lock = threading.Lock()
         self._showing: _Showing | None = None
 
@@ -69,6 +73,7 @@ class View:
         try:
             yield
         except BaseException:
+            self.was_interrupted = True
             self._count(-1)
             raise
         if self._count(-1) == 0 and self._showing is not None:
@@ -264,6 +269,14 @@ class _Showing:
     def _rows(self) -> list[RankRow]:
         assert self._meters is not None
         return [
-            read_row(source, self._group.outcomes.get(at), self._meters.look(at))
+            read_row(source, self._outcome_of(at), self._meters.look(at))
             for at, source in enumerate(self._sources)
         ]
+
+    def _outcome_of(self, at: int) -> Outcome | None:
+        """What became of a rank; a Ctrl-C that it heard before we did has stopped it, too."""
+        outcome, remains = self._group.outcomes.get(at), self._group.remains.get(at)
+        if outcome is None or remains is None or not self._view.was_interrupted:
+            return outcome
+        was_hit = outcome.end is End.RAISED and remains.text.endswith("KeyboardInterrupt\n")
+        return replace(outcome, end=End.STOPPED) if was_hit else outcome
