@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -243,6 +244,24 @@ def test_a_rank_that_dies_fails_the_test_with_its_output(pytester: pytest.Pytest
     result.stdout.fnmatch_lines(
         ["*Process 1 terminated with signal SIGKILL*", "*Captured*rank 1*", "last words"]
     )
+    assert str(result.stdout).count("last words\n") == 2  # of each rank, once
+
+
+@pytest.mark.slow
+def test_how_ranks_end_that_tell_nothing_themselves(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        "def test_it(rank):\n"
+        "    print('last words')\n"
+        "    if rank: os.kill(os.getpid(), 9)\n"
+        "    raise KeyboardInterrupt\n",
+    )
+
+    outcome(result, failed=1)
+    text = str(result.stdout)
+    assert re.search(r"^rank 0.*: .*test_it.py:\d+: KeyboardInterrupt", text, re.MULTILINE), text
+    assert re.search(r"^rank 1.*: Process 1 terminated with signal SIGKILL", text, re.MULTILINE)
+    assert "_pytest" not in text
 
 
 @pytest.mark.slow

@@ -264,7 +264,7 @@ class Listener:
             self._readers.pop(reader, None)
         errors = self._context.error_queues[story.rank]
         if story.broken is None and not errors.empty():
-            story.broken = str(errors.get())
+            story.broken = _without_output(errors.get())
         elif not (story.has_failed or story.exit is not None or _is_complete(story)):
             story.broken = "its process ended before the test did"
 
@@ -277,6 +277,11 @@ def _patience(first_failure: float | None, running: list[Story]) -> float:
     if len(begun) < len(running):
         return first_failure + BEGIN_SECONDS
     return max([first_failure, *begun]) + LINGER_SECONDS
+
+
+def _without_output(error: str) -> str:
+    """A traceback, or how a process ended; its last lines are shown with the rest of them."""
+    return error if error.startswith("Traceback") else error.partition("\n")[0]
 
 
 def _is_complete(story: Story) -> bool:

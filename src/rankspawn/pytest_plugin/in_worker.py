@@ -186,7 +186,8 @@ class Teller:
         if isinstance(excinfo.value, pytest.exit.Exception):
             self.tell(EXIT, str(excinfo.value))
         else:
-            self.tell(BROKEN, f"{excinfo.typename}\n{excinfo.getrepr(style='short')}")
+            # As pytest shows it: the rest of the traceback is pytest's own.
+            self.tell(BROKEN, str(excinfo.getrepr().reprcrash))
 
     def pytest_internalerror(self, excrepr: object) -> None:
         """Tell of an error in pytest or one of its plugins."""
