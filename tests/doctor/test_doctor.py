@@ -36,6 +36,7 @@ def test_the_report_fits_a_terminal_and_names_what_spawn_would_do() -> None:
     assert lines[0].startswith(f"rankspawn {rankspawn.__version__}, cpython")
     words = " ".join(done.stdout.split())
     assert "CUDA_VISIBLE_DEVICES=4,5 shows 2, which frameworks count from 0 to 1" in words
+    assert "spawn(func, nprocs=-1) would start" in lines
     assert "  workers         2, backend nccl" in lines
     assert "  ranks           0 on gpu:4, 1 on gpu:5" in lines
 

@@ -28,7 +28,7 @@ def write(facts: dict[str, Any], forecast: dict[str, Any], findings: list[Findin
         ["Limits", *_limits(facts["limits"])],
         ["Starting", *_starting(facts)],
         ["Packages (not imported)", *_packages(facts["packages"])],
-        ["spawn(func) would start", *_forecast(forecast)],
+        ["spawn(func, nprocs=-1) would start", *_forecast(forecast)],
         ["Findings", *_findings(findings)],
     ]
     return "\n\n".join("\n".join(lines) for lines in parts)
