@@ -90,7 +90,8 @@ def test_what_ranks_say_is_seen(
     assert [(row.rank, row.device, row.state) for row in first] == [
         (rank, "cpu", "running") for rank in range(2)
     ]
-    assert all(row.usage.memory or 0 > 1_000_000 for row in first)
+    assert all((row.usage.memory or 0) > 1_000_000 for row in first)
+    assert all(row.usage.cpu_percent is not None for row in seen.views[0])
     last = seen.views[-1]
     assert [row.state for row in last] == ["done", "done"]
     assert [row.steps for row in last] == [Steps(10, 10, "loss=0.125")] * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import psutil
 
 from rankspawn.view.ranks import Usage
@@ -17,11 +19,10 @@ class ProcessMeter:
 
     def __init__(self, pid: int) -> None:
         self._process: psutil.Process | None = None
-        self._looked = False
-        try:
-            self._process = psutil.Process(pid)
-        except psutil.Error:  # it ended already
-            return
+        with suppress(psutil.Error):  # it ended already
+            process = psutil.Process(pid)
+            process.cpu_percent()  # what the first look compares with
+            self._process = process
 
     def look(self) -> tuple[float | None, int | None]:
         """Percent of one CPU since the last look, and resident bytes; None if it is gone."""
@@ -33,11 +34,8 @@ class ProcessMeter:
         except (psutil.Error, OSError):
             self._process = None
             return None, None
-        if not memory:  # it has ended, and nobody took note so far
-            return None, None
-        # The first look has nothing to compare with.
-        looked, self._looked = self._looked, True
-        return cpu if looked else None, memory
+        # Without any it has ended, and nobody took note so far.
+        return (cpu, memory) if memory else (None, None)
 
 
 class GpuMeter:
