@@ -98,11 +98,11 @@ def _spectators(job: Job) -> list[Spectator]:
     options = job.options
     spectators: list[Spectator] = []
     world_size = job.nprocs * len(job.topology.nodes)
+    wanted = _wanted(options)
     if (options.tee, options.prefix, options.debug) != (None, None, None):
         from rankspawn.view.wanted import check_wanted
 
-        check_wanted(options, world_size)
-    wanted = _wanted(options)
+        check_wanted(options, wanted, world_size)
     if wanted is not None:
         from rankspawn.view.viewer import View
 

@@ -122,6 +122,9 @@ def test_a_prefix_as_anywhere_else(client: Any) -> None:
     assert printed(cell).splitlines() == [
         f"[rank 1] {word} 1" for word in ("print", "error", "write", "shell")
     ]
+    # All ranks are shown here, so that no tee is needed for one.
+    cell = run(client, CALL.replace("nprocs=2", "nprocs=2, prefix='{rank}> '"))
+    assert {line[:3] for line in printed(cell).splitlines()} == {"0> ", "1> "}
 
 
 def test_debug_is_refused(client: Any) -> None:

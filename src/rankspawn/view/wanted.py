@@ -57,8 +57,13 @@ def decide(options: SpawnOptions, *, in_notebook: bool) -> Wanted | None:
     )
 
 
-def check_wanted(options: SpawnOptions, world_size: int) -> None:
+def check_wanted(options: SpawnOptions, wanted: Wanted | None, world_size: int) -> None:
     """Refuse what cannot be shown.
+
+    Args:
+        options: What was asked for.
+        wanted: What follows from them here.
+        world_size: How many ranks there are.
 
     Raises:
         ValueError: A rank that does not exist, a template that cannot be filled in, or two
@@ -75,7 +80,7 @@ def check_wanted(options: SpawnOptions, world_size: int) -> None:
         )
     if options.prefix is not None:
         _check_prefix(options.prefix)
-        if not options.tee and not options.progress:
+        if wanted is None or not (wanted.lines or wanted.progress):
             raise ValueError("prefix goes before lines that are shown: add tee=True, or ranks")
 
 
