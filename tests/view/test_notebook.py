@@ -127,6 +127,16 @@ def test_a_prefix_as_anywhere_else(client: Any) -> None:
     assert {line[:3] for line in printed(cell).splitlines()} == {"0> ", "1> "}
 
 
+def test_the_traceback_has_the_code_of_the_cell(client: Any) -> None:
+    run(client, "import rankspawn\ndef fail():\n    raise ValueError('on purpose')")
+    with pytest.raises(nbclient.exceptions.CellExecutionError) as caught:
+        run(client, "rankspawn.spawn(fail, nprocs=2, backend='gloo')")
+    assert re.search(
+        r"line 3, in fail\n    raise ValueError\('on purpose'\)\nValueError: on purpose$",
+        caught.value.evalue,
+    )
+
+
 def test_debug_is_refused(client: Any) -> None:
     run(client, FUNCTION)
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="needs a terminal"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import multiprocessing
 import os
 import signal
@@ -35,6 +36,24 @@ def test_the_worker_traceback_is_raised_and_the_exception_is_its_last_line(run: 
     assert error.__cause__ is error.exception
     assert error.traceback.endswith("ValueError: on purpose\n")
     assert [failure.rank for failure in error.failures] == [1]
+
+
+def test_the_traceback_has_the_code_of_a_function_without_a_file(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a notebook or a REPL keeps it.
+    cell, code = "<cell 1>", "def fail():\n    return len(1)\n"
+    monkeypatch.setitem(linecache.cache, cell, (len(code), None, code.splitlines(True), cell))
+    names = {"__name__": "__main__"}
+    exec(compile(code, cell, "exec"), names)
+
+    with pytest.raises(ProcessRaisedException) as caught:
+        run(names["fail"], nprocs=1)
+
+    assert caught.value.traceback.splitlines()[1:3] == [
+        '  File "<cell 1>", line 2, in fail',
+        "    return len(1)",
+    ]
 
 
 def test_an_exception_whose_constructor_takes_two_arguments_comes_back(run: Run) -> None:

@@ -189,7 +189,12 @@ def take_remains(fd: int) -> Remains:
         if not chunk:
             break
         text += chunk
+    told = text.decode("utf-8", "replace")
+    if header.kind == RAISED:
+        from rankspawn.workers.cells import add_lines_of_cells  # on the way to an error only
+
+        told = add_lines_of_cells(told)
     return Remains(
-        text.decode("utf-8", "replace"),
+        told,
         open_parcel(fd, header.table) if header.kind and header.table else None,
     )
