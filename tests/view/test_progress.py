@@ -205,12 +205,22 @@ def press(go):
 if __name__ == "__main__":
     import threading
     go = multiprocessing.get_context("spawn").Event()
-    context = rankspawn.spawn(train, args=(go,), nprocs=2, backend="gloo", join=False,
-                              progress=True, start_method=sys.argv[1])
+    contexts = [
+        rankspawn.spawn(train, args=(go,), nprocs=2, backend="gloo", join=False,
+                        progress=True, start_method=sys.argv[1])
+        for _ in range(2 if sys.argv[2] == "twice" else 1)
+    ]
+    context = contexts[0]
     threading.Thread(target=press, args=(go,), daemon=True).start()
+    joins = [threading.Thread(target=other.join) for other in contexts[1:]]
+    for join in joins:
+        join.start()
     if sys.argv[2] == "loop":
         while not context.join(timeout=1.5):
             print("THE PROGRAM ITSELF", flush=True)
+    context.join()
+    for join in joins:
+        join.join()
     print("results", context.results())
 """
 
@@ -266,6 +276,22 @@ def test_a_table_in_a_terminal(open_session: Any, start_method: str) -> None:
     assert re.search(r"^ +1 +cpu +done .*3/4 75% loss=0.5$", text, re.MULTILINE)
     assert "results [0, 1]" in screen
     assert "\x1b[?25l" not in session.output  # the cursor is left alone
+
+
+def test_groups_at_the_same_time_have_a_table_each(open_session: Any) -> None:
+    session = open_session(PROGRAM, "spawn", "twice")
+    session.read_until("3/4 75% loss=0.5", 12)  # both drawn, and redrawn
+    session.type_line("")
+    assert session.finish() == 0, session.output
+
+    screen = screen_of(session.output)
+    text = "\n".join(screen)
+    for rank in range(2):
+        assert screen.count(f"[rank {rank}] hello from {rank}") == 2
+        assert screen.count(f"[rank {rank}] 20%goodbye from {rank}") == 2
+    assert len(re.findall(r"^2 ranks after .* s: 2 done$", text, re.MULTILINE)) == 2
+    assert text.count("step or last line") == 2
+    assert len(re.findall(r"^ +[01] +cpu +done .*3/4 75% loss=0.5$", text, re.MULTILINE)) == 4
 
 
 @pytest.mark.slow

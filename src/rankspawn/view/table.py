@@ -26,7 +26,7 @@ _STYLES = {
     "stopped": "yellow",
 }
 # A narrow terminal has a short bar.
-_WIDE, _BAR_WIDTHS = 100, (10, 20)
+_WIDE, _BAR_WIDTHS = 90, (10, 20)
 # Title, head, rules, the line on what is left out, and one for the cursor.
 _LINES_AROUND = 6
 
