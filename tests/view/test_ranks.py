@@ -117,6 +117,16 @@ def test_a_table_has_a_column_for_gpus_only_where_there_are_some() -> None:
     assert "GPU memory" not in second
 
 
+def test_a_narrow_terminal_shows_steps_rather_than_a_bar() -> None:
+    table = pytest.importorskip("rankspawn.view.table")
+    rows = [RankRow(0, "cpu", "running", Usage(98.4, GIB), Steps(12, 20))]
+    for width, has_bar in ((56, False), (76, True), (96, True)):
+        console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=width)
+        console.print(table.make_table(rows, 3, width, 40))
+        assert "12/20 60%" in console.file.getvalue()
+        assert ("━" in console.file.getvalue()) == has_bar
+
+
 NVML = """
 #include <string.h>
 struct memory { unsigned long long total, free, used; };

@@ -25,8 +25,8 @@ _STYLES = {
     "failed": "bold red",
     "stopped": "yellow",
 }
-# A narrow terminal has a short bar.
-_WIDE, _BAR_WIDTHS = 90, (10, 20)
+# A narrow terminal has a short bar, or room for the numbers only.
+_NARROW, _WIDE, _BAR_WIDTHS = 64, 90, (10, 20)
 # Title, head, rules, the line on what is left out, and one for the cursor.
 _LINES_AROUND = 6
 
@@ -41,7 +41,8 @@ def make_table(rows: Sequence[RankRow], seconds: float, width: int, height: int)
         height: In lines.
     """
     has_gpu = any(row.usage.gpu_memory is not None for row in rows)
-    has_bar = any(row.steps is not None and row.steps.fraction is not None for row in rows)
+    has_steps = any(row.steps is not None and row.steps.fraction is not None for row in rows)
+    has_bar = has_steps and width >= _NARROW
     shown = choose_rows(rows, max(1, height - _LINES_AROUND))
     left_out = len(rows) - len(shown)
     table = Table(
