@@ -50,8 +50,27 @@ def test_the_first_failure_is_shown_and_the_others_are_told_of() -> None:
 
     assert verdict.exception is first.exception
     assert verdict.longrepr.startswith("rank 1 failed: assert 1 == 2")
-    assert "rank 0: failed too: assert 3 == 4" in verdict.longrepr
-    assert verdict.longrepr.endswith("rank 1: failed\nrank 2: passed")
+    assert verdict.longrepr.splitlines()[2:] == [
+        "rank 0: failed too: assert 3 == 4",
+        "rank 1: failed",
+        "rank 2: passed",
+        "---------- rank 0 failed in another way ----------",
+        "assert 3 == 4",
+    ]
+
+
+def test_the_same_failure_of_another_rank_is_not_shown_twice() -> None:
+    first, second = failed(1), failed(0)
+
+    assert "another way" not in judge(Run([second, first], [first, second])).longrepr
+
+
+def test_a_failure_is_shown_also_after_a_rank_that_died() -> None:
+    first, second = Story(1, broken="Process 1 terminated with signal SIGSEGV"), failed(0)
+    verdict = judge(Run([second, first], [first, second]))
+
+    assert verdict.longrepr.startswith("rank 1 failed: Process 1 terminated with signal SIGSEGV")
+    assert verdict.longrepr.endswith("rank 0 failed in another way ----------\nassert 1 == 2")
 
 
 def test_a_failure_of_a_fixture_says_so() -> None:
@@ -107,6 +126,10 @@ def test_a_debugger_is_kept_out_of_every_kind_of_failure() -> None:
         verdict = judge(Run([story], [story], uses_pdb=True))
         assert isinstance(verdict.exception, bdb.BdbQuit)
         assert isinstance(verdict.exception, type(exception)) or type(exception) is OSError
+        assert "--pdb was left out" in verdict.longrepr
+    for run in (Run([passed(0)], timeout=1.0), Run([(gone := Story(0, broken="died"))], [gone])):
+        run.uses_pdb = True
+        assert "--pdb was left out" in judge(run).longrepr
 
 
 def test_a_warning_of_an_unknown_class_arrives_as_the_nearest_one() -> None:

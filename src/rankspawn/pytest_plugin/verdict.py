@@ -13,8 +13,8 @@ from rankspawn.pytest_plugin.conduct import Run, Story
 __all__ = ["Verdict", "judge"]
 
 _NO_DEBUGGER = (
-    "--pdb was left out: the failure is in a worker process, which has no terminal. "
-    "Run the function by itself, or the test without its ranks, to debug it."
+    "--pdb was left out: the failure is in a worker process, which has no terminal. Run the "
+    "function by itself under rankspawn.spawn(..., debug=RANK), or the test without its ranks"
 )
 
 
@@ -61,11 +61,15 @@ def _failure(run: Run) -> tuple[BaseException, Any] | None:
     if run.failed:
         story = run.failed[0]
         exception = story.exception or RankFailedError(f"rank {story.rank} failed: {story.broken}")
-        return exception, _show_failure(run, story)
-    if run.timeout is not None:
+        longrepr = _show_failure(run, story)
+    elif run.timeout is not None:
         text = f"the {len(run.stories)} ranks did not end within {run.timeout:g} s and were stopped"
-        return RanksTimeoutError(text), f"{text}\n{_describe(run, None)}"
-    return None
+        exception, longrepr = RanksTimeoutError(text), f"{text}\n{_describe(run, None)}"
+    else:
+        return None
+    if run.uses_pdb:
+        longrepr = _with_section(longrepr, "no debugger", _NO_DEBUGGER)
+    return exception, longrepr
 
 
 def _no_failure(run: Run) -> tuple[BaseException | None, Any]:
@@ -84,28 +88,34 @@ def _no_failure(run: Run) -> tuple[BaseException | None, Any]:
 
 def _show_failure(run: Run, story: Story) -> Any:
     """The failed rank's own report, with the state of all ranks below it."""
-    states = _describe(run, story)
-    title = f"rank {story.rank} failed, as shown above; the {len(run.stories)} ranks of this test"
-    longrepr: Any = None if story.failure is None else story.failure.longrepr
-    if story.failure is None or not hasattr(longrepr, "addsection"):
-        shown = story.broken if story.failure is None else longrepr
-        return f"rank {story.rank} failed: {shown}\n{'-' * 10} {title} {'-' * 10}\n{states}"
+    longrepr: Any = story.broken if story.failure is None else story.failure.longrepr
+    if not hasattr(longrepr, "addsection"):
+        longrepr = f"rank {story.rank} failed: {longrepr}"
     crash = getattr(longrepr, "reprcrash", None)
     if crash is not None:
         crash.message = f"rank {story.rank}: {crash.message}"  # for the short summary
-    longrepr.addsection(title, states)
-    if run.uses_pdb:
-        longrepr.addsection("no debugger", _NO_DEBUGGER)
+    title = f"rank {story.rank} failed, as shown above; the {len(run.stories)} ranks of this test"
+    longrepr = _with_section(longrepr, title, _describe(run, story))
     for other in run.failed[1:]:
         if other.failure is not None and not _is_like(other.failure, story.failure):
-            longrepr.addsection(
-                f"rank {other.rank} failed in another way", str(other.failure.longrepr)
-            )
+            title = f"rank {other.rank} failed in another way"
+            longrepr = _with_section(longrepr, title, str(other.failure.longrepr))
     return longrepr
 
 
-def _is_like(one: pytest.TestReport, other: pytest.TestReport) -> bool:
-    return _place_of(one) is not None and _place_of(one) == _place_of(other)
+def _with_section(longrepr: Any, title: str, text: str) -> Any:
+    """A report of pytest's, or one that is a text, with something more below it."""
+    if not hasattr(longrepr, "addsection"):
+        return f"{longrepr}\n{'-' * 10} {title} {'-' * 10}\n{text}"
+    longrepr.addsection(title, text)
+    return longrepr
+
+
+def _is_like(one: pytest.TestReport, other: pytest.TestReport | None) -> bool:
+    """Both failed at the same place, or for the same reason where no place is known."""
+    if other is None or _place_of(one) != _place_of(other):
+        return False
+    return _place_of(one) is not None or str(one.longrepr) == str(other.longrepr)
 
 
 def _place_of(report: pytest.TestReport) -> tuple[str, int] | None:
