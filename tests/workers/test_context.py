@@ -263,6 +263,7 @@ def test_stacks_of_running_ranks(run: Run) -> None:
         assert sorted(stacks) == [0, 1]
         for text in stacks.values():
             assert "announce_and_wait" in text
+            assert "rankspawn/workers" not in text  # only what the function itself does
         for gate in ours:
             gate.send(None)
         assert context.join()  # it did not disturb them

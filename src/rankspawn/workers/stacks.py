@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # A dump takes a millisecond; a rank on a loaded machine may have to wait for a CPU first.
 _AT_MOST_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
+# How faulthandler begins the line of a frame of ours.
+_OURS = f'  File "{os.path.dirname(__file__)}/'
 NO_ANSWER = "(no answer: the process is stopped, or its interpreter has not started)\n"
 
 
@@ -41,8 +43,24 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
         )
         for rank, (fd, start) in asked.items():
             text = os.pread(fd, _size(fd) - start, start).decode("utf-8", "replace")
-            stacks[rank] = text or NO_ANSWER
+            stacks[rank] = without_our_frames(text) or NO_ANSWER
     return stacks
+
+
+def without_our_frames(text: str) -> str:
+    """A dump without what has called the user's function: ours, and in a fork the parent's."""
+    kept: list[str] = []
+    is_below = False
+    for line in text.splitlines(keepends=True):
+        if not line.startswith("  File "):  # the head of another thread
+            is_below = False
+        elif line.startswith(f"{_OURS}child.py") and line.endswith(" in work\n"):
+            is_below = True
+            if kept and kept[-1].startswith(_OURS):  # a lambda, through which that calls it
+                kept.pop()
+        if not is_below:
+            kept.append(line)
+    return "".join(kept)
 
 
 def describe_stacks(stacks: Mapping[int, str]) -> str:
