@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -102,6 +103,8 @@ class Session(Terminal):
         super().__init__([str(program), *arguments], cwd=ROOT, env=environ)
 
     def pids(self) -> list[int]:
-        self.read_until("ready", 2)
-        words = self.output.split()
-        return [int(words[at + 1]) for at, word in enumerate(words) if word == "ready"]
+        deadline = time.monotonic() + DEADLOCK
+        # With what follows: a terminal may give half of a number at first.
+        while len(found := re.findall(r"\bready (\d+)\s", self.output)) < 2:
+            assert self._read(deadline), self.output
+        return [int(pid) for pid in found]

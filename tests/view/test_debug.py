@@ -64,7 +64,7 @@ def open_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
 
 
 def pid_at_the_prompt(session: Session) -> int:
-    session.read_until("ready", 2)
+    session.pids()
     session.read_until("(Pdb)")
     words = session.output.split()
     return int(words[words.index("debugged") + 1])
