@@ -172,6 +172,52 @@ def test_programs_without_a_file(tmp_path: Path, how: str) -> None:
     assert "[True, True] [5, 6]" in python(*arguments, cwd=tmp_path, stdin=stdin).stdout
 
 
+NAMED = """
+import functools, rankspawn, typing
+
+Number = typing.NewType("Number", int)
+
+@functools.cache
+def fibonacci(n):
+    return n if n < 2 else fibonacci(n - 1) + fibonacci(n - 2)
+
+class Model:
+    @functools.lru_cache(maxsize=3)
+    def layer(self, n):
+        return n + 1
+
+    @functools.cached_property
+    def size(self):
+        return 7
+
+def work(n: Number):
+    model = Model()
+    return model, fibonacci(n), model.layer(n), model.size
+
+def nested():
+    @functools.lru_cache(maxsize=3, typed=True)
+    def double(n): return 2 * n
+    return double
+
+def run(func, n):
+    return rankspawn.spawn(
+        func, (n,), nprocs=1, backend="gloo", start_method={start_method!r}
+    ).results()[0]
+
+model, *numbers = run(work, 20)
+print(type(model) is Model, numbers, run(fibonacci, 10), run(nested(), 4))
+"""
+
+
+def test_what_pickle_sends_by_name_goes_by_value_from_a_program_without_a_file(
+    tmp_path: Path, start_method: str
+) -> None:
+    """Functions with a cache, new types, properties with one (which have a lock in 3.11)."""
+    done = python("-c", NAMED.format(start_method=start_method), cwd=tmp_path)
+
+    assert done.stdout == "True [6765, 21, 7] 55 8\n"
+
+
 def test_a_missing_guard_is_told_in_one_sentence(tmp_path: Path) -> None:
     name = script(
         tmp_path,

@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +50,6 @@ def names_defined_again(origin: MainOrigin) -> frozenset[str]:
     guarded = [one for one in tree.body if isinstance(one, ast.If) and _asks_for_name(one.test)]
     under_guard = {name for guard in guarded for name in _bound_names(guard.body)}
     return frozenset(_bound_names(tree.body)) - under_guard
-
-
-def holds(module: ModuleType | None, qualname: str, obj: object) -> bool:
-    """True if looking up ``qualname`` in the module gives this very object."""
-    found: object = module
-    for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found is obj
 
 
 def _bound_names(body: Iterable[ast.stmt]) -> Iterator[str]:

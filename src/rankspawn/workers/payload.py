@@ -18,9 +18,10 @@ from types import MethodDescriptorType, MethodType, ModuleType, WrapperDescripto
 from typing import Any
 
 from rankspawn.descriptors import Owned, anonymous_file
+from rankspawn.workers.by_value import holds
 from rankspawn.workers.culprit import find_culprit
 from rankspawn.workers.inherited import ReceivedFd, SameFd
-from rankspawn.workers.main_module import MainOrigin, find_main, holds, names_defined_again
+from rankspawn.workers.main_module import MainOrigin, find_main, names_defined_again
 from rankspawn.workers.parcel import open_parcel, write_parcel
 from rankspawn.workers.pickling import BY_REFERENCE, BY_VALUE, Rules, dump
 from rankspawn.workers.tensors import tensor_reducers
@@ -189,7 +190,8 @@ class SendingRules(Rules):
 
     def verdict(self, obj: Any) -> str | None:
         """By value for what a worker could not import; None for what it can."""
-        name, qualname = str(getattr(obj, "__module__", None)), obj.__qualname__
+        name = str(getattr(obj, "__module__", None))
+        qualname = getattr(obj, "__qualname__", "")  # a cache around a partial has none
         if name == "builtins":
             return None
         module = sys.modules.get(name)

@@ -34,7 +34,6 @@ CANNOT_PICKLE = (PicklingError, TypeError, AttributeError, ValueError, Recursion
 OUT_OF_BAND = 64 * 1024
 BY_REFERENCE = "by reference"
 BY_VALUE = "by value"
-_FUNCTION = type(lambda: None)
 
 
 class ByValueNeeded(Exception):
@@ -48,7 +47,7 @@ class Rules:
     cannot be found by its name fails in the plain pickler, and then goes by value.
     """
 
-    # Asked about every function and class; a verdict of None leaves it to the pickler.
+    # Asked about whatever pickle sends by name; a verdict of None leaves it to the pickler.
     verdict: Callable[[Any], str | None] | None = None
     # Reducers beside copyreg's: multiprocessing's own, for what a starting process inherits.
     reducers: Mapping[type, Callable[[Any], Any]] | None = None
@@ -117,9 +116,10 @@ class _CheckingPickler(_PlainPickler):
     """Plain pickle that stops at the first thing which has to go by value."""
 
     verdict: Callable[[Any], str | None]
+    named: tuple[type, ...]
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (type, _FUNCTION)) and self.verdict(obj) is BY_VALUE:
+        if isinstance(obj, self.named) and self.verdict(obj) is BY_VALUE:
             raise ByValueNeeded
         return NotImplemented
 
@@ -128,28 +128,41 @@ def _plain_pickler(stream: BinaryIO, buffer_callback: Any, rules: Rules) -> Any:
     kind = _PlainPickler if rules.verdict is None else _CheckingPickler
     pickler: Any = kind(stream, PROTOCOL, buffer_callback=buffer_callback)
     if rules.verdict is not None:
-        pickler.verdict = rules.verdict
+        from rankspawn.workers.by_value import SENT_BY_NAME
+
+        pickler.verdict, pickler.named = rules.verdict, SENT_BY_NAME
     if rules.reducers:
         pickler.dispatch_table = {**copyreg.dispatch_table, **rules.reducers}
     return pickler
 
 
 def _cloud_pickler(stream: BinaryIO, buffer_callback: Any, rules: Rules) -> Any:
+    from functools import cached_property
+
     import cloudpickle
 
-    verdict = rules.verdict
+    from rankspawn.workers import by_value
+
+    def verdict(obj: Any) -> str | None:
+        if rules.verdict is None or not isinstance(obj, by_value.SENT_BY_NAME):
+            return None
+        return rules.verdict(obj)
 
     class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         # Of the class, because pickle reads it while the pickler is being made.
         dispatch_table: ClassVar[Any] = {
             **cloudpickle.Pickler.dispatch_table,
+            cached_property: by_value.reduce_cached_property,
             **(rules.reducers or {}),
         }
 
         def reducer_override(self, obj: Any) -> Any:
-            known = isinstance(obj, (type, _FUNCTION))
-            if known and verdict is not None and verdict(obj) is BY_REFERENCE:
+            how = verdict(obj)
+            if how is BY_REFERENCE:
                 return NotImplemented  # cloudpickle would send a script's functions by value
+            if isinstance(obj, by_value.UNKNOWN_TO_CLOUDPICKLE):
+                by_name = how is not BY_VALUE and by_value.is_found_by_name(obj)
+                return NotImplemented if by_name else by_value.reduce_by_value(obj)
             return super().reducer_override(obj)
 
     return CloudPickler(stream, PROTOCOL, buffer_callback=buffer_callback)
