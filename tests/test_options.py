@@ -225,11 +225,21 @@ def test_a_deprecated_name_says_what_to_use(name: str) -> None:
 
 @pytest.mark.parametrize("old", ["selected_devices", "selected_gpus"])
 @pytest.mark.parametrize(
-    ("backend", "new"), [("auto", "gpus"), ("nccl", "gpus"), ("bkcl", "xpus"), ("xccl", "devices")]
+    ("others", "new"),
+    [
+        ({}, "selected_devices"),
+        ({"backend": "auto"}, "selected_devices"),
+        ({"backend": "nccl"}, "gpus"),
+        ({"backend": "bkcl"}, "xpus"),
+        ({"backend": "xccl"}, "devices"),
+        ({"device_type": "npu"}, "devices"),
+    ],
 )
-def test_selected_devices_become_those_of_the_backend(old: str, backend: str, new: str) -> None:
+def test_selected_devices_become_those_of_the_backend(
+    old: str, others: dict[str, str], new: str
+) -> None:
     with pytest.warns(DeprecationWarning, match=old):
-        options = read_options({old: "1,2", "backend": backend})
+        options = read_options({old: "1,2", **others})
     assert getattr(options, new) == ("1", "2")
 
 

@@ -30,7 +30,8 @@ class SpawnOptions:
     """The options of one ``spawn`` call; see the reference for what each one means.
 
     ``node_ip``, ``started_port`` and ``use_paddlecloud`` are deprecated by name only: they
-    still say where this node stands among several.
+    still say where this node stands among several. ``selected_devices`` are those of whatever
+    kind ``backend="auto"`` finds; with another backend they have today's name.
     """
 
     start_method: str = "spawn"
@@ -58,6 +59,7 @@ class SpawnOptions:
     node_ip: str | None = None
     started_port: int | None = None
     use_paddlecloud: bool = False
+    selected_devices: tuple[str, ...] | None = None
 
 
 # What to write instead, for the warning. The last three keep their meaning and their name.
@@ -72,6 +74,7 @@ _DEPRECATED = {
     "use_paddlecloud": "PaddleCloud's variables are noticed without it",
 }
 _RENAMED = ("selected_devices", "selected_gpus", "cluster_node_ips")
+_SELECTIONS = ("gpus", "xpus", "devices", "selected_devices")
 
 
 def read_options(options: Mapping[str, Any]) -> SpawnOptions:
@@ -154,18 +157,26 @@ def _check_names(options: Mapping[str, Any]) -> None:
 
 def _rename(given: dict[str, Any]) -> dict[str, Any]:
     """``given`` under today's names."""
-    selection = {"bkcl": "xpus", "xccl": "devices"}.get(str(given.get("backend")), "gpus")
+    selection = _name_of_selection(given)
     today = {"cluster_node_ips": "ips", "selected_devices": selection, "selected_gpus": selection}
     renamed = {name: value for name, value in given.items() if name not in _RENAMED}
     for old in _RENAMED:
         if old not in given:
             continue
-        group = ("ips",) if old == "cluster_node_ips" else ("gpus", "xpus", "devices")
+        group = ("ips",) if old == "cluster_node_ips" else _SELECTIONS
         rivals = [new for new in group if new in renamed]
         if rivals:
             raise ValueError(f"{old} and {rivals[0]} mean the same: give only {rivals[0]}")
         renamed[today[old]] = given[old]
     return renamed
+
+
+def _name_of_selection(given: Mapping[str, Any]) -> str:
+    """Which option has the devices that were selected under an old name."""
+    if "device_type" in given:
+        return "devices"
+    names = {"auto": "selected_devices", "bkcl": "xpus", "xccl": "devices"}
+    return names.get(str(given.get("backend", "auto")), "gpus")
 
 
 def _check_devices(options: SpawnOptions) -> None:
@@ -240,4 +251,5 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
         name, value, least=1, most=read.HIGHEST_PORT
     ),
     "use_paddlecloud": read.read_flag,
+    "selected_devices": read.read_ids,
 }

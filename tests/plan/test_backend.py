@@ -9,6 +9,7 @@ import pytest
 from rankspawn.options import SpawnOptions
 from rankspawn.plan.backend import choose_backend
 from rankspawn.plan.facts import Machine
+from rankspawn.plan.job import resolve
 
 MachineOf = Callable[..., Machine]
 
@@ -57,6 +58,24 @@ def test_a_mask_that_is_set_decides_next(
     environ: dict[str, str], expected: tuple[str, str], machine: MachineOf
 ) -> None:
     assert kind(SpawnOptions(), environ, machine(devices={"gcu": 4})) == expected
+    # Devices selected under Paddle's old name are of the same kind.
+    old = SpawnOptions(selected_devices=("0",))
+    assert kind(old, environ, machine(devices={"gcu": 4})) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "why"),
+    [
+        ({}, "CUDA_VISIBLE_DEVICES is not set, and none found"),
+        ({"CUDA_VISIBLE_DEVICES": "-1"}, "CUDA_VISIBLE_DEVICES='-1'"),
+    ],
+)
+def test_devices_selected_where_there_are_none(
+    environ: dict[str, str], why: str, machine: MachineOf
+) -> None:
+    options = SpawnOptions(selected_devices=("3",))
+    with pytest.raises(ValueError, match=f"selected_devices: the device '3' is not visible: {why}"):
+        resolve(1, options, environ, machine())
 
 
 @pytest.mark.parametrize(

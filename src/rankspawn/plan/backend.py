@@ -44,7 +44,7 @@ class Choice:
 
 def selection_of(options: SpawnOptions) -> tuple[str, tuple[str, ...] | None]:
     """The option that selects devices, and the ids it holds, if any."""
-    for name in ("gpus", "xpus", "devices"):
+    for name in ("gpus", "xpus", "devices", "selected_devices"):
         ids = getattr(options, name)
         if ids is not None:
             return name, ids
@@ -61,7 +61,10 @@ def choose_backend(options: SpawnOptions, environ: Mapping[str, str], machine: M
     named = _named_type(options)
     if options.backend == "auto":
         if named is None:
-            return _look_around(environ, machine)
+            choice = _look_around(environ, machine)
+            without = choice.device_type == "cpu" and options.selected_devices is not None
+            # Looking for them among GPUs ends in an error that says why there are none.
+            return Choice("nccl", "gpu") if without else choice
         choice = Choice(_BACKEND_OF.get(named, "xccl"), named)
     else:
         device_type = named or _DEVICE_OF.get(options.backend) or _custom_type(environ, machine)
