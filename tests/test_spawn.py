@@ -290,8 +290,9 @@ class TestBadInput:
             (lambda lock: {"rank_args": [(1,), (lock,)]}, r"rank_args\[1\]\[0\]"),
             (lambda lock: {"func": lambda: lock}, r"func \(its variable 'lock'\)"),
             (lambda lock: {"func": functools.partial(jobs.echo, lock)}, r"func\.args\[0\]"),
+            (lambda lock: {"args": (_settings_with(lock),)}, r"args\[0\]\.lock"),
         ],
-        ids=["args", "kwargs", "rank_args", "closure", "partial"],
+        ids=["args", "kwargs", "rank_args", "closure", "partial", "attribute of a dict"],
     )
     def test_the_path_to_what_cannot_be_pickled_is_named(
         self, method: str, make: Callable[[Any], dict[str, Any]], path: str
@@ -306,3 +307,13 @@ def _trainer_with(lock: Any) -> jobs.Point:
     point.trainer = trainer  # type: ignore[attr-defined]
     trainer.lock = lock  # type: ignore[attr-defined]
     return point
+
+
+class Settings(dict[str, int]):
+    lock: Any
+
+
+def _settings_with(lock: Any) -> Settings:
+    settings = Settings(size=3)
+    settings.lock = lock
+    return settings

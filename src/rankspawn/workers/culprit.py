@@ -53,7 +53,7 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f" key {key!r}", key) for key in obj)
     elif isinstance(obj, list | tuple | set | frozenset):
         yield from ((f"[{index}]", value) for index, value in enumerate(obj))
-    elif isinstance(obj, MethodType):
+    if isinstance(obj, MethodType):
         yield ".__self__", obj.__self__
     elif isinstance(obj, partial):
         yield ".func", obj.func
@@ -61,8 +61,15 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".keywords{_key_step(key)}", value) for key, value in obj.keywords.items())
     elif isinstance(obj, FunctionType):
         yield from _function_parts(obj)
-    elif not isinstance(obj, type) and not type(obj).__module__.startswith("multiprocessing"):
+    elif not _is_opaque(obj):
         yield from _state_parts(obj)
+
+
+def _is_opaque(obj: Any) -> bool:
+    """It has no state beside its items, or none that means anything to users."""
+    if isinstance(obj, type) or type(obj) in (dict, list, tuple, set, frozenset):
+        return True
+    return type(obj).__module__.startswith("multiprocessing")
 
 
 def _key_step(key: Any) -> str:

@@ -300,7 +300,8 @@ def _explain(error: Exception, names: Mapping[str, Any], rules: SendingRules) ->
             path, culprit, reason = found
             kind = type(culprit)
             advice = _SHARED_ADVICE if kind.__module__.startswith("multiprocessing") else _ADVICE
+            why = str(reason).rstrip(".")
             return TypeError(
-                f"{path} cannot be sent to a worker: {kind.__name__} object: {reason}. {advice}"
+                f"{path} cannot be sent to a worker: {kind.__name__} object: {why}. {advice}"
             )
     return TypeError(f"func and its arguments cannot be sent to a worker: {error}")
