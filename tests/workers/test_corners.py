@@ -381,6 +381,26 @@ def test_a_failure_that_nobody_asked_for_is_told_at_exit(start_method: str) -> N
     assert done.stderr.endswith("ValueError: rank 0\n")
 
 
+def test_daemons_that_end_with_the_program_have_not_failed(start_method: str) -> None:
+    code = (
+        "import rankspawn\n"
+        "from tests import jobs\n"
+        "context = rankspawn.spawn(jobs.sleep_for_ever, nprocs=2, backend='gloo', join=False, "
+        f"daemon=True, start_method={start_method!r})\n"
+    )
+    root = Path(__file__).parent.parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=DEADLOCK,
+    )
+
+    assert not done.stderr
+
+
 def test_cancelling_one_of_two_waiters_leaves_the_group_to_the_other(run: Run) -> None:
     async def join(context: MultiprocessContext) -> bool:
         return await context

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import selectors
+import signal
 import threading
 import time
 import weakref
@@ -351,9 +352,17 @@ def report_unseen_failures() -> None:
     for group in list(_running):
         group.collect()
         for at, outcome in group.failures:
+            if _ended_with_us(group.workers[at], outcome):
+                continue
             text = group.remains_of(at).text.rstrip() or f"exit code {outcome.exit_code}"
             logger.error("rank %d failed, and nobody joined the group: %s", outcome.rank, text)
         group.close()
+
+
+def _ended_with_us(worker: Worker, outcome: Outcome) -> bool:
+    """No failure: at the exit of the parent, multiprocessing ends daemonic processes."""
+    daemonic = isinstance(worker, FunctionWorker) and worker.process.daemon
+    return daemonic and outcome.exit_code == -signal.SIGTERM
 
 
 def close_forgotten() -> None:
