@@ -90,6 +90,14 @@ def spawn(
         ProcessExitedException: A worker died without reporting, e.g. by a signal.
         SpawnTimeoutError: The ``timeout`` passed; the stacks of all ranks are in it.
     """
+    import sys
+
+    # Before the import of what would fail there in a way that nobody understands.
+    if sys.platform != "linux":
+        raise RuntimeError(
+            f"spawn() needs Linux, whose pidfd and /proc it uses; this is {sys.platform}"
+        )
+
     from rankspawn.spawning import spawn_ranks
 
     return spawn_ranks(func, args, nprocs, join, daemon, options)
