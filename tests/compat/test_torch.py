@@ -46,6 +46,8 @@ def test_the_index_comes_first(start_method: str) -> None:
         ("SIGKILL", mp.ProcessExitedException, "process 1 terminated with signal SIGKILL"),
         ("os._exit 7", mp.ProcessExitedException, "process 1 terminated with exit code 7"),
         ("exit 7", mp.ProcessExitedException, "process 1 terminated with exit code 7"),
+        # torch prints the text instead.
+        ("exit text", mp.ProcessExitedException, "process 1 terminated with exit code 1: no data"),
     ],
 )
 def test_messages_are_torchs(how: str, kind: type[mp.ProcessException], message: str) -> None:

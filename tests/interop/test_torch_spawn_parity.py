@@ -182,7 +182,7 @@ def test_exit_with_a_text_has_code_1(capfd: pytest.CaptureFixture[str]) -> None:
 
     outcome = run(COMPAT, case, "spawn")
 
-    # torch leaves the text to stderr; here it may follow in the message too.
+    # torch leaves the text to stderr; here it follows in the message.
     assert outcome.message.startswith(expected.message)
     assert replace(outcome, message=expected.message) == expected
 

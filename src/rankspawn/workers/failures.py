@@ -21,7 +21,7 @@ class Wording:
     raised: str = "Process {rank} terminated with the following error:\n"
     signalled: str = "Process {rank} terminated with signal {signal}"
     exited: str = "Process {rank} terminated with exit code {code}"
-    # torch's messages end in a line feed, and do not explain.
+    # torch's messages end in a line feed, and do not explain. What was given to sys.exit is kept.
     explains: bool = True
 
 
@@ -63,8 +63,8 @@ def _exited(outcome: Outcome, detail: str, tail: str, wording: Wording) -> Proce
     name = None if outcome.end is End.EXITED else _signal_name(outcome.exit_code)
     template = wording.exited if name is None else wording.signalled
     message = template.format(rank=outcome.rank, signal=name, code=outcome.exit_code)
-    explanation = detail or _explain(outcome, name)
-    if explanation and wording.explains:
+    explanation = detail or (_explain(outcome, name) if wording.explains else "")
+    if explanation:
         message += f": {explanation}"
     if tail:
         message += "\n" + tail.rstrip("\n")
