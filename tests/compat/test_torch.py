@@ -99,6 +99,23 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     assert done.stdout == "False\n"
 
 
+def test_a_worker_does_not_import_what_starts_workers(tmp_path: Path) -> None:
+    """Although it imports these names, with the script."""
+    (tmp_path / "script.py").write_text(
+        "import sys\n"
+        "import rankspawn.compat.torch as mp\n"
+        "def loaded(_):\n"
+        "    return {'multiprocessing', 'rankspawn.spawning'} & {*sys.modules}\n"
+        "if __name__ == '__main__':\n"
+        "    print(mp.spawn(loaded, nprocs=1, join=False).results())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "[set()]\n"
+
+
 @pytest.mark.parametrize("nprocs", [0, -1, True, "2"])
 def test_a_wrong_number_of_processes_is_refused(nprocs: object) -> None:
     with pytest.raises((TypeError, ValueError), match="nprocs"):

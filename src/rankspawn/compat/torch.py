@@ -3,24 +3,23 @@
 As there, the function gets the worker's index first, the environment is the parent's own, and
 joining returns None. What differs is what does not work there: results and tracebacks of any
 size, functions that plain pickle refuses, and workers that vanish without an error.
+
+A worker runs the script once more, and imports this module with it: nothing here loads more than it
+must.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
-from rankspawn.options import check_args, check_nprocs, read_options
-from rankspawn.spawning import refuse_while_loading
-from rankspawn.warned import warn_caller
-from rankspawn.workers.context import MultiprocessContext, start_context
-from rankspawn.workers.failures import Wording
-from rankspawn.workers.group import WorkerGroup
-from rankspawn.workers.limits import make_room_for_descriptors
-from rankspawn.workers.orders import StartSettings, Task
-from rankspawn.workers.start import start_group, warn_about_threads
-from rankspawn.workers.supervisor import Policy
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from rankspawn.workers.context import MultiprocessContext
+    from rankspawn.workers.context import MultiprocessContext as ProcessContext
+    from rankspawn.workers.context import MultiprocessContext as SpawnContext
 
 __all__ = [
     "ProcessContext",
@@ -31,29 +30,6 @@ __all__ = [
     "spawn",
     "start_processes",
 ]
-
-ProcessContext = MultiprocessContext
-SpawnContext = MultiprocessContext
-
-# torch gives SIGTERM 30 seconds.
-_GRACE_SECONDS = 30.0
-_WORDING = Wording(
-    raised="\n\n-- Process {rank} terminated with the following error:\n",
-    signalled="process {rank} terminated with signal {signal}",
-    exited="process {rank} terminated with exit code {code}",
-    explains=False,
-)
-
-
-class IndexFirst:
-    """Runs in the worker: calls ``fn(index, *args)``; the index arrives last."""
-
-    def __init__(self, fn: Callable[..., Any]) -> None:
-        self.fn = fn
-
-    def __call__(self, *arguments: Any) -> Any:
-        *args, index = arguments
-        return self.fn(index, *args)
 
 
 def start_processes(
@@ -81,21 +57,9 @@ def start_processes(
         ProcessRaisedException: ``fn`` raised.
         ProcessExitedException: A process ended in another way.
     """
-    refuse_while_loading()
-    count = check_nprocs(nprocs)
-    if count < 1:
-        raise ValueError(f"nprocs must be at least 1, not {nprocs}")
-    task = Task(IndexFirst(fn), check_args(args), {}, [(index,) for index in range(count)])
-    options = read_options({"start_method": start_method})
-    settings = StartSettings(options.start_method, daemon, shares_tensors=True)
-    warn_about_threads(settings)
+    from rankspawn.compat.starting import start_indexed
 
-    def start(_: int) -> WorkerGroup:
-        make_room_for_descriptors(2 * count)
-        return start_group(task, [{}] * count, settings, grace=_GRACE_SECONDS)
-
-    policy = Policy(grace_period=_GRACE_SECONDS, wording=_WORDING)
-    context = start_context(start, policy, join=bool(join))
+    context = start_indexed(IndexFirst(fn), args, nprocs, join, daemon, start_method)
     return None if join else context
 
 
@@ -109,9 +73,34 @@ def spawn(
 ) -> MultiprocessContext | None:
     """:func:`start_processes` with the start method spawn; another one gets a warning."""
     if start_method != "spawn":
+        from rankspawn.warned import warn_caller
+
         warn_caller(
             f"spawn() starts with 'spawn' only, as torch's does; call "
             f"start_processes(start_method={start_method!r}) for the other",
             FutureWarning,
         )
     return start_processes(fn, args, nprocs, join, daemon, "spawn")
+
+
+class IndexFirst:
+    """Runs in the worker: calls ``fn(index, *args)``; the index arrives last."""
+
+    def __init__(self, fn: Callable[..., Any]) -> None:
+        self.fn = fn
+
+    def __call__(self, *arguments: Any) -> Any:
+        *args, index = arguments
+        return self.fn(index, *args)
+
+
+def __getattr__(name: str) -> object:
+    if name not in ("ProcessContext", "SpawnContext"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rankspawn.workers.context import MultiprocessContext
+
+    return MultiprocessContext
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
