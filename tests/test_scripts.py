@@ -97,14 +97,22 @@ def test_a_scripts_own_exception_has_its_own_name(tmp_path: Path, start_method: 
         pass
 
     def work():
-        raise DataError("empty")
+        try:
+            raise ExceptionGroup("several", [DataError("short")])
+        except ExceptionGroup as group:
+            raise DataError("empty") from group
 
     if __name__ == "__main__":
-        rankspawn.spawn(work, nprocs=1, backend="gloo", start_method={start_method!r})
+        try:
+            rankspawn.spawn(work, nprocs=1, backend="gloo", start_method={start_method!r})
+        except rankspawn.ProcessRaisedException as error:
+            print(error)
     """,
     )
 
-    assert python(name, cwd=tmp_path, fails=True).stderr.splitlines()[-1] == "DataError: empty"
+    lines = python(name, cwd=tmp_path).stdout.splitlines()
+    assert lines[-1] == "DataError: empty"
+    assert "    | DataError: short" in lines
 
 
 def test_what_the_guard_redefines_goes_by_value(tmp_path: Path, start_method: str) -> None:

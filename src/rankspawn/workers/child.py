@@ -300,11 +300,12 @@ def _describe(error: BaseException) -> str:
     if isinstance(error, MissingGuardError):
         return f"RuntimeError: {error}\n"
     try:
+        import re  # traceback has it anyway
         import traceback
 
         lines = traceback.format_exception(type(error), error, _without_ours(error.__traceback__))
-        # A script's own exceptions under the names that its author knows.
-        return "".join(lines).replace("\n__mp_main__.", "\n")
+        # A script's own exceptions under the names that its author knows, also within a group.
+        return re.sub(r"^([ |]*)__mp_main__\.", r"\1", "".join(lines), flags=re.MULTILINE)
     except BaseException as second:  # out of memory or stack while formatting
         return f"{type(error).__name__} (its traceback could not be formatted: {second!r})\n"
 
