@@ -115,6 +115,31 @@ def test_a_scripts_own_exception_has_its_own_name(tmp_path: Path, start_method: 
     assert "    | DataError: short" in lines
 
 
+def test_a_script_means_the_same_in_a_worker(tmp_path: Path, start_method: str) -> None:
+    """Whatever this package's own modules import from ``__future__``."""
+    name = script(
+        tmp_path,
+        f"""
+    import dataclasses
+    import rankspawn
+
+    @dataclasses.dataclass
+    class Settings:
+        size: int = 3
+
+    def work():
+        return [one.type for one in dataclasses.fields(Settings)]
+
+    if __name__ == "__main__":
+        assert rankspawn.spawn(
+            work, nprocs=1, backend="gloo", start_method={start_method!r}
+        ).results() == [work()] == [[int]]
+    """,
+    )
+
+    python(name, cwd=tmp_path)
+
+
 def test_what_the_guard_redefines_goes_by_value(tmp_path: Path, start_method: str) -> None:
     name = script(
         tmp_path,

@@ -219,7 +219,8 @@ def _run_file(path: str) -> ModuleType:
     import io
 
     with io.open_code(path) as source:
-        code = compile(source.read(), path, "exec")
+        # Without this module's future imports, which would turn the script's annotations into text.
+        code = compile(source.read(), path, "exec", dont_inherit=True)
     return _run(code, __file__=path, __spec__=None)
 
 
