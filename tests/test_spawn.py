@@ -296,8 +296,9 @@ class TestBadInput:
             (lambda lock: {"func": lambda: lock}, r"func \(its variable 'lock'\)"),
             (lambda lock: {"func": functools.partial(jobs.echo, lock)}, r"func\.args\[0\]"),
             (lambda lock: {"args": (_settings_with(lock),)}, r"args\[0\]\.lock"),
+            (lambda lock: {"args": (_local_class(lock)(),)}, r"args\[0\]\.__class__\.lock"),
         ],
-        ids=["args", "kwargs", "rank_args", "closure", "partial", "attribute of a dict"],
+        ids=["args", "kwargs", "rank_args", "closure", "partial", "attribute of a dict", "class"],
     )
     def test_the_path_to_what_cannot_be_pickled_is_named(
         self, method: str, make: Callable[[Any], dict[str, Any]], path: str
@@ -322,3 +323,12 @@ def _settings_with(lock: Any) -> Settings:
     settings = Settings(size=3)
     settings.lock = lock
     return settings
+
+
+def _local_class(lock: Any) -> Any:
+    class Trainer(jobs.Point):
+        def __init__(self) -> None:
+            super().__init__(1, 2)
+
+    Trainer.lock = lock  # type: ignore[attr-defined]
+    return Trainer

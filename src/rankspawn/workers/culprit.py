@@ -9,13 +9,15 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from functools import partial
-from types import FunctionType, MethodType
+from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
 from typing import Any
 
 from rankspawn.workers.pickling import PROTOCOL, Rules, dump
 
 # Deeper nesting than this is reported at this depth; the path would be unreadable anyway.
 _DEEPEST = 30
+# __dict__, __weakref__ and slots.
+_MADE_WITH_THE_CLASS = (GetSetDescriptorType, MemberDescriptorType)
 
 
 def find_culprit(obj: Any, name: str, rules: Rules) -> tuple[str, Any, BaseException] | None:
@@ -61,15 +63,16 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".keywords{_key_step(key)}", value) for key, value in obj.keywords.items())
     elif isinstance(obj, FunctionType):
         yield from _function_parts(obj)
+    elif isinstance(obj, type):
+        yield from _class_parts(obj)
     elif not _is_opaque(obj):
         yield from _state_parts(obj)
 
 
 def _is_opaque(obj: Any) -> bool:
     """It has no state beside its items, or none that means anything to users."""
-    if isinstance(obj, type) or type(obj) in (dict, list, tuple, set, frozenset):
-        return True
-    return type(obj).__module__.startswith("multiprocessing")
+    is_plain = type(obj) in (dict, list, tuple, set, frozenset)
+    return is_plain or type(obj).__module__.startswith("multiprocessing")
 
 
 def _key_step(key: Any) -> str:
@@ -93,6 +96,17 @@ def _function_parts(func: FunctionType) -> Iterator[tuple[str, Any]]:
     )
 
 
+def _class_parts(kind: type) -> Iterator[tuple[str, Any]]:
+    """What a class that goes by value takes along; methods last, for they may refer to it."""
+    attributes = [
+        (f".{name}", value)
+        for name, value in vars(kind).items()
+        if name != "_abc_impl" and not isinstance(value, _MADE_WITH_THE_CLASS)
+    ]
+    yield from sorted(attributes, key=lambda part: isinstance(part[1], FunctionType))
+    yield from ((f" (its base {base.__name__})", base) for base in kind.__bases__)
+
+
 def _state_parts(obj: Any) -> Iterator[tuple[str, Any]]:
     """What the object's own way of being pickled takes along."""
     try:
@@ -108,8 +122,5 @@ def _state_parts(obj: Any) -> Iterator[tuple[str, Any]]:
             yield from ((f".{name}", value) for name, value in part.items())
         elif part is not None:
             yield " (its state)", part
-    yield from (
-        (f" (its argument {index})", value)
-        for index, value in enumerate(arguments)
-        if not isinstance(value, type)
-    )
+    for index, value in enumerate(arguments):
+        yield ".__class__" if value is type(obj) else f" (its argument {index})", value
