@@ -217,3 +217,25 @@ def breaks_on_rank_1() -> Any:
 def ready_then_wait(ready: Connection) -> None:
     ready.send(rank())
     sleep_for_ever()
+
+
+def fork_one_that(how: str, gate: Connection) -> str:
+    """Its own child ends like this; the rank itself waits for the gate."""
+    pid = os.fork()
+    if pid == 0:
+        if how == "return":
+            return "of the child"
+        fail(how)
+    _, status = os.waitpid(pid, 0)
+    gate.send(os.waitstatus_to_exitcode(status))
+    assert gate.poll(DEADLOCK)
+    gate.recv()
+    return "of the rank"
+
+
+def fork_one_that_returns_and_vanish() -> str:
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+        os._exit(0)
+    return "of the child"

@@ -237,3 +237,24 @@ def test_timeout_tells_where_every_rank_is(run: Run) -> None:
         run(jobs.sleep_for_ever, nprocs=2, timeout=1)
 
     assert set(caught.value.stacks) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("return", 0), ("exit 7", 7), ("exit text", 1), ("raise", 1)]
+)
+def test_the_end_of_a_process_that_the_function_forked_is_not_the_ranks(
+    run: Run, how: str, code: int
+) -> None:
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    with ours, theirs, run(jobs.fork_one_that, args=(how, theirs), nprocs=1, join=False) as context:
+        assert ours.poll(jobs.DEADLOCK)
+        assert ours.recv() == code
+        assert not context.join(timeout=0)
+        ours.send("go on")
+
+        assert context.results() == ["of the rank"]
+
+
+def test_the_result_of_a_process_that_the_function_forked_is_not_the_ranks(run: Run) -> None:
+    with pytest.raises(ProcessExitedException, match="exited without returning"):
+        run(jobs.fork_one_that_returns_and_vanish, nprocs=1)

@@ -61,6 +61,7 @@ def leave_if_orphaned(parent: int) -> None:
 
 def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
     """Load the task, run it, report what became of it; return the exit code."""
+    worker = os.getpid()
     loaded = False
     try:
         answer_stack_requests(report)
@@ -73,12 +74,14 @@ def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
         loaded = True
         report.stage(IN_FUNCTION)
         value = task()
-    except SystemExit as stop:
-        if loaded:
-            return _report_exit(report, stop)
-        return _report_error(report, stop)
     except BaseException as error:  # KeyboardInterrupt too: it must not look like success
+        if os.getpid() != worker:
+            return _end_as_python_does(error)
+        if loaded and isinstance(error, SystemExit):
+            return _report_exit(report, error)
         return _report_error(report, error)
+    if os.getpid() != worker:
+        return 0
     try:
         report.returned(value)
     except BaseException as error:
@@ -257,19 +260,36 @@ def load(payload: int, table: int) -> Any:
 
 
 def _report_exit(report: Report, stop: SystemExit) -> int:
-    """As Python itself reads the argument of ``sys.exit``."""
     flush_output()
-    if stop.code is None or (isinstance(stop.code, int) and stop.code == 0):
+    code, text = _read_exit(stop)
+    if code:
+        report.exited(code, text)
+    else:
         report.returned(None)
-        return 0
+    return code
+
+
+def _read_exit(stop: SystemExit) -> tuple[int, str]:
+    """The code and the text, as Python itself reads the argument of ``sys.exit``."""
+    if stop.code is None or (isinstance(stop.code, int) and stop.code == 0):
+        return 0, ""
     if isinstance(stop.code, int):
         # The system keeps 8 bits; none of them may make a failure look like success.
-        code, text = stop.code & 0xFF or 1, ""
-    else:
-        from rankspawn.workers.exceptions import text_of
+        return stop.code & 0xFF or 1, ""
+    from rankspawn.workers.exceptions import text_of
 
-        code, text = 1, text_of(stop.code)
-    report.exited(code, text)
+    return 1, text_of(stop.code)
+
+
+def _end_as_python_does(error: BaseException) -> int:
+    """For a process that the function forked and let go on: it is not the rank."""
+    if not isinstance(error, SystemExit):
+        error.__traceback__ = _without_ours(error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
+        return 1
+    code, text = _read_exit(error)
+    if text:
+        print(text, file=sys.stderr)  # noqa: T201 - as Python does
     return code
 
 
