@@ -50,3 +50,10 @@ def both_envs() -> tuple[dict[str, Any], dict[str, Any]]:
 def selected_gpu() -> str | None:
     """The device of this rank, as Paddle would find it."""
     return os.environ.get("FLAGS_selected_gpus")  # noqa: SIM112  # Paddle's own spelling
+
+
+def describe(tensor: Any, layer: Any) -> tuple[Any, ...]:
+    """What arrived of a tensor and of a layer's parameters."""
+    kinds = [(type(one).__name__, one.trainable) for one in layer.parameters()]
+    sums = [float(one.sum()) for one in layer.parameters()]
+    return str(tensor.dtype), float(tensor.sum()), tensor.stop_gradient, kinds, sums

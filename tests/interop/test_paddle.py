@@ -120,3 +120,24 @@ def test_selected_devices_reach_the_ranks(
 
     mask = ["4", "5", "6", "7"]
     assert context.results() == [str(mask.index(device)) for device in devices.split(",")]
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_tensors_and_layers_reach_every_rank(start_method: str, dtype: str) -> None:
+    """Under Paddle's own spawn the first rank takes them away from the second."""
+    tensor = paddle.ones([300, 300]).astype(dtype)
+    tensor.stop_gradient = False
+    arguments = (tensor, paddle.nn.Linear(300, 3))
+
+    for _ in range(2):
+        context = rankspawn.spawn(
+            cases.describe,
+            args=arguments,
+            nprocs=3,
+            backend="gloo",
+            start_method=start_method,
+            timeout=DEADLOCK,
+        )
+
+        assert context.results() == [cases.describe(*arguments)] * 3

@@ -24,7 +24,7 @@ from rankspawn.workers.inherited import ReceivedFd, SameFd
 from rankspawn.workers.main_module import MainOrigin, find_main, names_defined_again
 from rankspawn.workers.parcel import open_parcel, write_parcel
 from rankspawn.workers.pickling import BY_REFERENCE, BY_VALUE, Rules, dump
-from rankspawn.workers.tensors import tensor_reducers
+from rankspawn.workers.tensors import paddle_reducers, tensor_reducers
 
 _ADVICE = (
     "Create it inside the function, leave it out with __getstate__, "
@@ -172,6 +172,7 @@ class SendingRules(Rules):
         self.reducers = {
             kind: reduce for kind, reduce in registered.items() if kind not in _PICKLE_KNOWS
         }
+        self.reducers |= paddle_reducers(self.reducers)
         self.reducers[MethodType] = _reduce_method
         if not self.inheritance.shares_tensors:
             self.reducers |= tensor_reducers(self.reducers, shared_stay_shared=True)

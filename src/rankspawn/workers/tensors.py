@@ -1,10 +1,12 @@
-"""Tensors of torch as large buffers, the way NumPy sends its arrays.
+"""Tensors of torch and Paddle as large buffers, the way NumPy sends its arrays.
 
 torch itself has two ways: into shared memory, where every worker sees what any of them writes,
 or copied into the pickle, at a fraction of the speed. A tensor that the user put into shared
 memory stays shared; any other one goes out of band, and is the receiver's own.
 
-Runs on both sides. torch is looked up, never imported, except where a tensor arrives.
+Paddle's own way is for one receiver, who removes the memory that the next one would look for.
+
+Runs on both sides. Frameworks are looked up, never imported, except where a tensor arrives.
 """
 
 from __future__ import annotations
@@ -50,6 +52,37 @@ def tensor_reducers(
         return reduce
 
     return {kind: reducer(kind) for kind in (torch.Tensor, parameter.Parameter)}
+
+
+def paddle_reducers(others: dict[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any], Any]]:
+    """How to pickle the memory of Paddle's tensors for several receivers; nothing without Paddle.
+
+    Args:
+        others: What Paddle registered; it applies to all but the memory, and to other devices.
+    """
+
+    def reducer(default: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def reduce(memory: Any) -> Any:
+            # NumPy has no floats of 8 bits, and Paddle gives it others in their place.
+            if not memory._place().is_cpu_place() or "float8" in str(memory._dtype()):
+                return default(memory)
+            import numpy as np  # Paddle needs it
+
+            return _rebuild_paddle, (np.array(memory),)
+
+        return reduce
+
+    kinds = [kind for kind in others if kind.__module__.partition(".")[0] == "paddle"]
+    return {kind: reducer(others[kind]) for kind in kinds if kind.__name__ == "DenseTensor"}
+
+
+def _rebuild_paddle(array: Any) -> Any:
+    """Runs in the receiver."""
+    import paddle  # type: ignore[import-not-found, unused-ignore]  # only if a tensor was sent
+
+    memory = paddle.base.core.DenseTensor()
+    memory.set(array, paddle.CPUPlace())
+    return memory
 
 
 def _reduce_by_default(tensor: Any) -> Any:
