@@ -88,6 +88,32 @@ def test_all_are_gone(tmp_path: Path, start_method: str, how: str, surroundings:
             assert processes.wait_gone() == []
 
 
+def test_a_fork_server_that_is_still_importing_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "never_loaded.py").write_text(
+        "import ctypes, os\n"
+        "print(os.getpid(), flush=True)\n"
+        "ctypes.PyDLL(None).sleep(10000)  # keeps the GIL\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import rankspawn\n"
+        "from tests import jobs\n"
+        "if __name__ == '__main__':\n"
+        "    rankspawn.spawn(jobs.sleep_for_ever, nprocs=2, backend='gloo',\n"
+        "                    start_method='forkserver', preload=['never_loaded'])\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"},
+    )
+    with parent:
+        assert parent.stdout is not None
+        with Watched([int(parent.stdout.readline())]) as server:
+            parent.kill()
+            assert server.wait_gone() == []
+
+
 @pytest.mark.parametrize("when", range(0, 60, 12))
 def test_death_in_the_middle_of_the_start(tmp_path: Path, start_method: str, when: int) -> None:
     """Killed so many milliseconds after it began to start: nobody with its mark is left."""

@@ -6,13 +6,14 @@ Runs in the server, and after a fork in the worker. See ``forkserver`` for the p
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 from rankspawn.workers import inherited
@@ -45,12 +46,28 @@ def main() -> None:
         if not greeting:  # the parent is gone already
             return
         asked = json.loads(greeting)
-        load_what_workers_need()
-        sys.path[:] = asked["path"]
-        error, warnings = preload(asked["modules"])
+        with _killed_with_parent(requests):
+            load_what_workers_need()
+            sys.path[:] = asked["path"]
+            error, warnings = preload(asked["modules"])
         _answer(requests, {"error": error, "warnings": warnings})
         if not error:
             _serve(requests)
+
+
+@contextlib.contextmanager
+def _killed_with_parent(requests: socket.socket) -> Iterator[None]:
+    """While modules are imported, nobody reads from the socket; then its end is a signal.
+
+    One that no module can ignore or block, and that does not wait for the GIL.
+    """
+    fcntl.fcntl(requests, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(requests, fcntl.F_SETSIG, signal.SIGKILL)
+    flags = fcntl.fcntl(requests, fcntl.F_GETFL)
+    fcntl.fcntl(requests, fcntl.F_SETFL, flags | os.O_ASYNC)
+    _leave_if_orphaned(requests)
+    yield
+    fcntl.fcntl(requests, fcntl.F_SETFL, flags)
 
 
 def _serve(requests: socket.socket) -> None:
