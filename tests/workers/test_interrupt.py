@@ -64,8 +64,12 @@ def wait_deaf():
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
+    here = os.path.dirname(__file__)
+    os.environ["PYTHONPATH"] += os.pathsep + here
     try:
-        if sys.argv[4] == "await":
+        if sys.argv[4] == "preload":
+            start(preload=["never_loaded"])
+        elif sys.argv[4] == "await":
             asyncio.run(wait_async())
         elif sys.argv[4] == "deaf":
             wait_deaf()
@@ -105,6 +109,38 @@ def test_ctrl_c_in_a_terminal(open_session: type[Session], start_method: str, ho
         session.press_ctrl_c()
         assert session.finish() == 130
         assert workers.alive() == []
+    assert_quiet(session)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_ctrl_c_while_interpreters_start(
+    open_session: type[Session], tmp_path: Path, method: str
+) -> None:
+    # Whoever is started says so, and goes on once Ctrl-C has come, unless that ends it.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "if 'rankspawn-worker-' in str(sys.orig_argv) or 'rankspawn-forkserver' in sys.orig_argv:\n"
+        "    os.write(1, b'starting\\n')\n"
+        f"    for _ in range({int(DEADLOCK * 100)}):\n"
+        "        if signal.SIGINT in signal.sigpending():\n"
+        "            break\n"
+        "        signal.sigtimedwait([], 0.01)\n"
+    )
+    session = open_session("just_wait", method, "10", "join")  # type: ignore[arg-type]
+    session.read_until("starting", 2 if method == "spawn" else 1)
+    session.press_ctrl_c()
+    assert session.finish() == 130
+    assert_quiet(session)
+
+
+def test_ctrl_c_while_a_fork_server_imports(open_session: type[Session], tmp_path: Path) -> None:
+    (tmp_path / "never_loaded.py").write_text(
+        "import os, time\nos.write(1, b'importing\\n')\ntime.sleep(10000)\n"
+    )
+    session = open_session("just_wait", "forkserver", "10", "preload")  # type: ignore[arg-type]
+    session.read_until("importing")
+    session.press_ctrl_c()
+    assert session.finish() == 130
     assert_quiet(session)
 
 

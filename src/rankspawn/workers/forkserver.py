@@ -27,6 +27,7 @@ from typing import Any
 from rankspawn.descriptors import close_in_forks
 from rankspawn.warned import warn_caller
 from rankspawn.workers.interpreter import command
+from rankspawn.workers.interrupts import sigint_blocked
 from rankspawn.workers.popen import WorkerPopen, is_readable
 from rankspawn.workers.server import MOST_FDS, PACKET
 
@@ -87,7 +88,7 @@ class ForkServer:
         close_in_forks(ours)
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            with theirs:
+            with theirs, sigint_blocked():  # until it ignores them
                 self._process = subprocess.Popen(
                     command(_MODULE, ["rankspawn-forkserver", theirs.fileno()]),
                     env=self._environ,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from multiprocessing import util
 
 from rankspawn.descriptors import Owned, anonymous_file
 from rankspawn.warned import warn_caller
 from rankspawn.workers.group import WorkerGroup, assemble, report_unseen_failures
+from rankspawn.workers.interrupts import sigint_let_through
 from rankspawn.workers.launchers import LAUNCHERS, Launcher
 from rankspawn.workers.limits import explain_start_failure
 from rankspawn.workers.logs import log_path, open_capture, open_log
@@ -117,7 +117,9 @@ def start_workers(
     waiting: deque[Order] = deque()
     environ: Mapping[str, str] = os.environ
     try:
-        launcher = LAUNCHERS[settings.start_method](task, settings, failure_event, mark)
+        # Pickles what may be large, and may wait for a fork server that imports a framework.
+        with sigint_let_through():
+            launcher = LAUNCHERS[settings.start_method](task, settings, failure_event, mark)
         # Before the first start: what this process touches between two forks is copied.
         for index, changes in enumerate(environments):
             rank = first_rank + index
@@ -200,17 +202,3 @@ def warn_about_threads(settings: StartSettings) -> None:
             f"them holds stays locked in the workers for ever. Threads: {names}",
             RuntimeWarning,
         )
-
-
-@contextmanager
-def sigint_blocked() -> Iterator[None]:
-    """Hold Ctrl-C back while workers are being started.
-
-    Workers inherit this, until they can take an interrupt without a traceback; and this
-    process gets it once somebody is there to stop them.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -20,9 +20,9 @@ from rankspawn.descriptors import stdio_occupied
 from rankspawn.errors import ProcessException, SpawnTimeoutError
 from rankspawn.workers.failures import OURS, Wording, first_of, make_error
 from rankspawn.workers.group import WorkerGroup
+from rankspawn.workers.interrupts import sigint_blocked
 from rankspawn.workers.outcome import End
 from rankspawn.workers.stacks import collect_stacks, describe_stacks
-from rankspawn.workers.start import sigint_blocked
 
 
 @dataclass(frozen=True, slots=True)
