@@ -144,10 +144,11 @@ def test_ctrl_c_while_a_fork_server_imports(open_session: type[Session], tmp_pat
     assert_quiet(session)
 
 
+@pytest.mark.parametrize("how", ["join", "await"])
 def test_workers_have_time_to_save_their_state(
-    open_session: type[Session], start_method: str
+    open_session: type[Session], start_method: str, how: str
 ) -> None:
-    session = open_session("save_on_interrupt", start_method, "30", "join")  # type: ignore[arg-type]
+    session = open_session("save_on_interrupt", start_method, "30", how)  # type: ignore[arg-type]
     with Watched(session.pids()):
         session.press_ctrl_c()
         assert session.finish() == 130
@@ -203,8 +204,11 @@ def test_an_event_loop_is_told_the_signals_that_a_blocking_wait_received() -> No
         os.close(write)
 
 
-def test_a_second_ctrl_c_kills_at_once(open_session: type[Session], start_method: str) -> None:
-    session = open_session("ignore_all", start_method, str(10 * DEADLOCK), "join")  # type: ignore[arg-type]
+@pytest.mark.parametrize("how", ["join", "await"])
+def test_a_second_ctrl_c_kills_at_once(
+    open_session: type[Session], start_method: str, how: str
+) -> None:
+    session = open_session("ignore_all", start_method, str(10 * DEADLOCK), how)  # type: ignore[arg-type]
     with Watched(session.pids()) as workers:
         session.press_ctrl_c()
         session.read_until("interrupted")

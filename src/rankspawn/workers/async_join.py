@@ -8,7 +8,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
+
+from rankspawn.workers.interrupts import interrupts_watched
+from rankspawn.workers.teardown import kill_workers
 
 if TYPE_CHECKING:
     from rankspawn.workers.group import WorkerGroup
@@ -19,20 +23,43 @@ async def wait_until_finished(job: Supervisor) -> None:
     """Until there is an answer, with the loop running on; cancelling it stops the workers."""
     loop = asyncio.get_running_loop()
     job.awaiting += 1
+    with interrupts_watched() as watch:
+        # If it is to be cancelled already, who knows by whom; it may have been a Ctrl-C.
+        watch.interrupted |= _is_cancelled()
+        try:
+            with job.watched():
+                while not job.finished:
+                    group = job.group
+                    await _news(job, group)
+                    group.collect()
+                    # A teardown takes up to the grace period, which the loop must not feel.
+                    await loop.run_in_executor(None, job.settle_if_due, group)
+        except asyncio.CancelledError:
+            if job.awaiting == 1:  # nobody else waits for it
+                await _stop(job, interrupted=watch.interrupted)
+            raise
+        finally:
+            job.awaiting -= 1
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _stop(job: Supervisor, *, interrupted: bool) -> None:
+    """End the group; a second cancellation (a second Ctrl-C) cuts its grace period short."""
+    stop = partial(job.stop, job.policy.grace_period, interrupted=interrupted)
     try:
-        with job.watched():
-            while not job.finished:
-                group = job.group
-                await _news(job, group)
-                group.collect()
-                # A teardown takes up to the grace period, which the loop must not feel.
-                await loop.run_in_executor(None, job.settle_if_due, group)
-    except asyncio.CancelledError:
-        if job.awaiting == 1:  # nobody else waits for it
-            await asyncio.shield(loop.run_in_executor(None, job.stop, job.policy.grace_period))
+        stopping = asyncio.get_running_loop().run_in_executor(None, stop)
+        while not stopping.done():
+            try:
+                await asyncio.shield(stopping)
+            except asyncio.CancelledError:
+                kill_workers(job.group)
+    except KeyboardInterrupt:  # asyncio raises the second one wherever it comes, also in here
+        kill_workers(job.group)
         raise
-    finally:
-        job.awaiting -= 1
 
 
 async def _news(job: Supervisor, group: WorkerGroup) -> None:

@@ -68,6 +68,8 @@ class Stock:
     def __init__(self) -> None:
         self.parent = _Parent()
         self.stdin = _open_input()
+        asyncio: Any = sys.modules.get("asyncio")  # not imported for this: 50 ms
+        self.in_event_loop = asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def _open_input() -> TextIO | None:
@@ -106,8 +108,11 @@ class ForkedWorker:
 
     def run(self) -> NoReturn:
         """Work and leave."""
-        # An event loop of the parent must not be woken by our signals.
+        # An event loop of the parent must not be woken by our signals, nor we be deaf to an
+        # interrupt because it would cancel one of its tasks.
         signal.set_wakeup_fd(-1)
+        if self._stock.in_event_loop and callable(signal.getsignal(signal.SIGINT)):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         # What the parent registered for its own exit is not run here.
         atexit._clear()
         _finalize._registry.clear()

@@ -1,4 +1,4 @@
-"""Holding Ctrl-C back while processes are being started, and only then."""
+"""Holding Ctrl-C back while processes are being started, and noting it when others act on it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 
 class _Thread(threading.local):
@@ -45,3 +47,46 @@ def sigint_let_through() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@dataclass(eq=False)
+class Watch:
+    """Tells whether an interrupt came since it began."""
+
+    interrupted: bool = False
+
+
+# Those of the main thread, and the handler that was there before the first of them.
+_watches: set[Watch] = set()
+_handler: Any = None
+
+
+@contextmanager
+def interrupts_watched() -> Iterator[Watch]:
+    """In here, note an interrupt that a handler turns into something else.
+
+    asyncio makes it a cancellation of the main task, which looks like any other.
+    """
+    global _handler  # noqa: PLW0603 - a process has one handler
+    watch = Watch()
+    if threading.get_ident() != threading.main_thread().ident:
+        yield watch  # handlers never run here
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    if not _watches and callable(handler):
+        _handler = handler
+        signal.signal(signal.SIGINT, _note_interrupt)
+    _watches.add(watch)
+    try:
+        yield watch
+    finally:
+        _watches.discard(watch)
+        # Not if somebody has set another one meanwhile.
+        if not _watches and signal.getsignal(signal.SIGINT) is _note_interrupt:
+            signal.signal(signal.SIGINT, _handler)
+
+
+def _note_interrupt(number: int, frame: Any) -> None:
+    for watch in _watches:
+        watch.interrupted = True
+    _handler(number, frame)

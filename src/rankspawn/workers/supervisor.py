@@ -116,7 +116,8 @@ class Supervisor:
         """End the group for good; see ``teardown`` for what ``interrupted`` means."""
         with self._settling:
             if not self.finished:
-                self.group.stop(grace, interrupted=interrupted)
+                reaches = interrupted and self.policy.interrupts_reach_workers
+                self.group.stop(grace, interrupted=reaches)
                 self._finish()
 
     @contextmanager
@@ -127,9 +128,8 @@ class Supervisor:
         except BaseException as error:
             if hasattr(self, "group"):
                 interrupted = isinstance(error, KeyboardInterrupt)
-                reaches = interrupted and self.policy.interrupts_reach_workers
                 try:
-                    self.stop(grace, interrupted=reaches)
+                    self.stop(grace, interrupted=interrupted)
                 except KeyboardInterrupt:
                     # The second one has cut the grace period short, and is not told besides.
                     if not interrupted:

@@ -85,11 +85,16 @@ def _terminate(workers: Iterable[Worker]) -> None:
 
 def kill_now(group: WorkerGroup, mark: str) -> None:
     """The last step alone: SIGKILL to the workers that run and to all with the mark; reap."""
-    _kill(_running(group))
+    kill_workers(group)
     kill_marked(mark)
     if not group.wait(lambda: group.all_ended, time.monotonic() + GONE_SECONDS):
         left = [f"{one.name} (pid {one.popen.pid})" for one in _running(group)]
         logger.error("%s cannot be reaped %.0f s after SIGKILL", ", ".join(left), GONE_SECONDS)
+
+
+def kill_workers(group: WorkerGroup) -> None:
+    """SIGKILL to the workers that run; whoever waits for their end does the rest."""
+    _kill(_running(group))
 
 
 def _kill(workers: Iterable[Worker]) -> None:
