@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import multiprocessing
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -268,6 +269,22 @@ def test_stacks_of_running_ranks(run: Run) -> None:
             gate.send(None)
         assert context.join()  # it did not disturb them
     assert context.dump_stacks() == {}
+
+
+def test_asking_for_stacks_does_not_end_another_program(run: Run) -> None:
+    with gates(1) as (ours, theirs):
+        context = run(become_another_program, nprocs=1, rank_args=theirs)
+        assert ours[0].poll(DEADLOCK)
+        assert os.read(ours[0].fileno(), 10) == b"ready\n"
+        assert "became another program" in context.dump_stacks()[0]
+        os.write(ours[0].fileno(), b"go on\n")
+        with pytest.raises(ProcessExitedException, match="exit code 7"):
+            context.join()
+
+
+def become_another_program(gate: Connection) -> None:
+    os.dup2(gate.fileno(), 0)
+    os.execv("/bin/sh", ["sh", "-c", "echo ready >&0; read -r _; exit 7"])
 
 
 def announce_and_wait(gate: Connection) -> None:

@@ -23,7 +23,10 @@ _AT_MOST_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
 # How faulthandler begins the line of a frame of ours.
 _OURS = f'  File "{os.path.dirname(__file__)}/'
-NO_ANSWER = "(no answer: the process is stopped, or its interpreter has not started)\n"
+NO_ANSWER = (
+    "(no answer: the process is stopped, its interpreter has not started, or it became another "
+    "program)\n"
+)
 
 
 def collect_stacks(group: WorkerGroup) -> dict[int, str]:
@@ -34,7 +37,7 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
         for at, fd in sorted(files.items()):
             worker = group.workers[at]
             stacks[worker.rank] = NO_ANSWER
-            if read_header(fd).stage >= STARTED:
+            if read_header(fd).stage >= STARTED and _has_handler(worker.popen.pid):
                 asked[worker.rank] = (fd, _size(fd))
                 worker.popen.send_signal(STACKS_SIGNAL)
         asked_workers = [group.workers[at] for at in files]
@@ -81,6 +84,16 @@ def describe_stacks(stacks: Mapping[int, str]) -> str:
 def _place(text: str) -> str:
     """The stack without what always differs: thread numbers."""
     return "\n".join(line for line in text.splitlines() if line.lstrip().startswith("File "))
+
+
+def _has_handler(pid: int) -> bool:
+    """The signal does not end the process, as it would after that became another program."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):  # it ended
+        return False
+    return bool(int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
 
 
 def _wait_until_written(
