@@ -23,7 +23,8 @@ logger = logging.getLogger(__name__)
 
 _SHELL = "/bin/sh"
 _LONGEST_GRACE = 1e6
-# $1: what is searched for in /proc/*/environ, $2: in /proc/*/maps, $3: tenths of a second.
+# $1: what is searched for in /proc/*/environ, $2: in /proc/*/maps, $3: hundredths of a second.
+# The time is the system's, because looking at all processes takes long where there are many.
 _SCRIPT = r"""
 trap "" HUP INT TERM QUIT
 read -r _
@@ -31,12 +32,15 @@ marked() {
     { grep -lsF -e "$1" /proc/[0-9]*/environ; grep -lsF -e "$2" /proc/[0-9]*/maps; } |
         while IFS=/ read -r _ _ pid _; do echo "$pid"; done
 }
+now() {
+    IFS=". " read -r seconds hundredths _ < /proc/uptime
+    echo $((seconds * 100 + 1$hundredths - 100))  # 09 alone would be read as octal
+}
+end=$(($(now) + $3))
 kill -TERM $(marked "$1" "$2") 2>/dev/null
 kill -CONT $(marked "$1" "$2") 2>/dev/null
-left=$3
-while [ "$left" -gt 0 ] && [ -n "$(marked "$1" "$2")" ]; do
+while [ "$(now)" -lt "$end" ] && [ -n "$(marked "$1" "$2")" ]; do
     sleep 0.1
-    left=$((left - 1))
 done
 # A process that was being started at that moment may carry the mark a little later.
 tries=50
@@ -67,10 +71,10 @@ class Guardian:
     def __init__(self, mark: str, grace: float) -> None:
         read, write = os.pipe()
         self._lifeline = Owned(write)
-        tenths = str(int(min(max(0.0, grace), _LONGEST_GRACE) * 10))
+        hundredths = str(int(min(max(0.0, grace), _LONGEST_GRACE) * 100))
         try:
             self._process: _Shell | None = _Shell(
-                [_SHELL, "-c", _SCRIPT, "rankspawn-guardian", mark, file_name(mark), tenths],
+                [_SHELL, "-c", _SCRIPT, "rankspawn-guardian", mark, file_name(mark), hundredths],
                 stdin=read,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
