@@ -33,7 +33,7 @@ def work(ready):
 def main(method, how):
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     context = rankspawn.spawn(work, args=(theirs,), nprocs=2, backend="gloo", join=False,
-                              start_method=method, grace_period=0.3)
+                              start_method=method, grace_period=0.3, env={"PATH": os.defpath})
     pids = [pid for _ in range(2) for pid in ours.recv().values()]
     if method == "forkserver":
         from rankspawn.workers.forkserver import _servers
@@ -56,12 +56,14 @@ if __name__ == "__main__":
     action = signal.SIG_IGN if sys.argv[3] == "ignored" else signal.SIG_DFL
     signal.signal(signal.SIGINT, action)
     signal.signal(signal.SIGHUP, action)
+    if sys.argv[3] == "no PATH":
+        os.environ["PATH"] = "/nonexistent"
     run = from_a_thread if sys.argv[3] == "thread" else main
     run(*sys.argv[1:3])
 """
 
 
-@pytest.mark.parametrize("surroundings", ["plain", "thread", "ignored"])
+@pytest.mark.parametrize("surroundings", ["plain", "thread", "ignored", "no PATH"])
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGHUP", "os._exit"])
 def test_all_are_gone(tmp_path: Path, start_method: str, how: str, surroundings: str) -> None:
     if how == "SIGHUP" and surroundings == "ignored":

@@ -79,8 +79,9 @@ class Guardian:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                # Not the job's own environment: the guardian must not carry the mark.
-                env={"PATH": os.environ.get("PATH", os.defpath)},
+                # Not the job's own environment: the guardian must not carry the mark. And it
+                # needs grep and sleep also if the program's PATH leads to neither.
+                env={"PATH": os.environ.get("PATH", "") + os.pathsep + os.defpath},
                 # A terminal that closes, or Ctrl-C in it, must not end the guardian.
                 start_new_session=True,
             )
