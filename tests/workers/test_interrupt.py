@@ -16,7 +16,7 @@ from tests.jobs import DEADLOCK
 from tests.terminal import Session
 
 PROGRAM = """
-import asyncio, logging, os, signal, sys, threading, time
+import asyncio, logging, os, select, signal, sys, threading, time
 import rankspawn
 from tests import jobs
 
@@ -62,12 +62,29 @@ def wait_deaf():
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     context.join()
 
+def interrupt_at_first_fork():
+    # Another thread gets the signal while the main one runs what is to be run before a fork.
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    received, told = os.pipe2(os.O_NONBLOCK)
+    pids = [os.getpid()]
+
+    def interrupt():
+        if pids:
+            signal.set_wakeup_fd(told)
+            os.kill(pids.pop(), signal.SIGINT)
+            select.select([received], [], [])
+
+    os.register_at_fork(before=interrupt)
+
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
     here = os.path.dirname(__file__)
     os.environ["PYTHONPATH"] += os.pathsep + here
     try:
-        if sys.argv[4] == "preload":
+        if sys.argv[4] == "at fork":
+            interrupt_at_first_fork()
+            start()
+        elif sys.argv[4] == "preload":
             start(preload=["never_loaded"])
         elif sys.argv[4] == "await":
             asyncio.run(wait_async())
@@ -140,6 +157,12 @@ def test_ctrl_c_while_a_fork_server_imports(open_session: type[Session], tmp_pat
     session = open_session("just_wait", "forkserver", "10", "preload")  # type: ignore[arg-type]
     session.read_until("importing")
     session.press_ctrl_c()
+    assert session.finish() == 130
+    assert_quiet(session)
+
+
+def test_an_interrupt_is_not_lost_in_a_fork(open_session: type[Session]) -> None:
+    session = open_session("just_wait", "fork", "1", "at fork")  # type: ignore[arg-type]
     assert session.finish() == 130
     assert_quiet(session)
 

@@ -29,6 +29,7 @@ from rankspawn.workers.child import (
     work,
 )
 from rankspawn.workers.inherited import carry_mark
+from rankspawn.workers.interrupts import sigint_handler
 from rankspawn.workers.mp_identity import open_parent
 from rankspawn.workers.report import Report
 
@@ -68,8 +69,15 @@ class Stock:
     def __init__(self) -> None:
         self.parent = _Parent()
         self.stdin = _open_input()
-        asyncio: Any = sys.modules.get("asyncio")  # not imported for this: 50 ms
-        self.in_event_loop = asyncio is not None and asyncio._get_running_loop() is not None
+        self.sigint_handler = _choose_sigint_handler()
+
+
+def _choose_sigint_handler() -> Any:
+    """The parent's, unless that would cancel a task of an event loop which does not run here."""
+    handler = sigint_handler()
+    asyncio: Any = sys.modules.get("asyncio")  # not imported for this: 50 ms
+    in_loop = asyncio is not None and asyncio._get_running_loop() is not None
+    return signal.default_int_handler if in_loop and callable(handler) else handler
 
 
 def _open_input() -> TextIO | None:
@@ -108,11 +116,10 @@ class ForkedWorker:
 
     def run(self) -> NoReturn:
         """Work and leave."""
-        # An event loop of the parent must not be woken by our signals, nor we be deaf to an
-        # interrupt because it would cancel one of its tasks.
+        # An event loop of the parent must not be woken by our signals.
         signal.set_wakeup_fd(-1)
-        if self._stock.in_event_loop and callable(signal.getsignal(signal.SIGINT)):
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if callable(self._stock.sigint_handler):  # the parent holds it back
+            signal.signal(signal.SIGINT, self._stock.sigint_handler)
         # What the parent registered for its own exit is not run here.
         atexit._clear()
         _finalize._registry.clear()

@@ -18,6 +18,18 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+class _Held:
+    """What the main thread holds back: the handler of interrupts, and whether one came.
+
+    Blocking the signal is not enough, because the system then gives it to another thread, and
+    Python runs the handler in this one all the same: between any two instructions, or in what
+    runs at a fork, where exceptions are dropped.
+    """
+
+    handler: Any = None
+    came = False
+
+
 @contextmanager
 def sigint_blocked() -> Iterator[None]:
     """Hold Ctrl-C back while workers are being started.
@@ -27,11 +39,16 @@ def sigint_blocked() -> Iterator[None]:
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     outer, _thread.holds_back = _thread.holds_back, signal.SIGINT not in before
+    holds_handler = _hold_handler()
     try:
         yield
     finally:
         _thread.holds_back = outer
+        if holds_handler:
+            signal.signal(signal.SIGINT, _Held.handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if holds_handler:
+            _deliver()
 
 
 @contextmanager
@@ -42,11 +59,47 @@ def sigint_let_through() -> Iterator[None]:
     started its resource tracker.
     """
     let_through = [signal.SIGINT] if _thread.holds_back else []
+    held = _is_main_thread() and signal.getsignal(signal.SIGINT) is _note
+    if held:
+        signal.signal(signal.SIGINT, _Held.handler)
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, let_through)
     try:
+        if held:
+            _deliver()
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if held:
+            _hold_handler()
+
+
+def sigint_handler() -> Any:
+    """What handles interrupts, also while they are held back."""
+    handler = signal.getsignal(signal.SIGINT)
+    return _Held.handler if handler is _note else handler
+
+
+def _hold_handler() -> bool:
+    handler = signal.getsignal(signal.SIGINT)
+    if not _is_main_thread() or not callable(handler) or handler is _note:
+        return False
+    _Held.handler = handler
+    signal.signal(signal.SIGINT, _note)
+    return True
+
+
+def _note(*_: object) -> None:
+    _Held.came = True
+
+
+def _deliver() -> None:
+    came, _Held.came = _Held.came, False
+    if came:
+        signal.raise_signal(signal.SIGINT)
+
+
+def _is_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
 
 
 @dataclass(eq=False)
@@ -69,7 +122,7 @@ def interrupts_watched() -> Iterator[Watch]:
     """
     global _handler  # noqa: PLW0603 - a process has one handler
     watch = Watch()
-    if threading.get_ident() != threading.main_thread().ident:
+    if not _is_main_thread():
         yield watch  # handlers never run here
         return
     handler = signal.getsignal(signal.SIGINT)
