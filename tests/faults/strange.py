@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
@@ -362,6 +363,20 @@ class ReadsOnlyInWorkers:
 
 def return_generator() -> dict[str, Iterator[int]]:
     return {"numbers": (number for number in range(3))}
+
+
+class Table(dict[str, Any]):
+    """A dictionary with attributes."""
+
+
+def return_table() -> dict[str, Any]:
+    table = Table(waiting=deque([1]))
+    table.lock = threading.Lock()  # type: ignore[attr-defined]
+    return {"table": table}
+
+
+def return_deque() -> dict[str, Any]:
+    return {"waiting": deque([1, threading.Lock()])}
 
 
 def return_locks() -> list[Any]:

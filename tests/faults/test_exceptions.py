@@ -426,6 +426,8 @@ def test_system_exit_in_a_thread_ends_the_thread_only(start_method: str) -> None
     [
         (strange.return_generator, 'TypeError: result["numbers"] cannot be sent back'),
         (strange.return_locks, "TypeError: result[1][1] cannot be sent back"),
+        (strange.return_deque, 'TypeError: result["waiting"][1] cannot be sent back'),
+        (strange.return_table, 'TypeError: result["table"].lock cannot be sent back'),
         (strange.return_pipe_end, "TypeError: result[1] cannot be sent back"),
         (strange.return_refusing, 'TypeError: result[1]["inner"] cannot be sent back'),
         (strange.return_deep, "TypeError: result[0][0]"),

@@ -7,6 +7,7 @@ one, and goes down into the first that fails, until no part of it fails by itsel
 from __future__ import annotations
 
 import io
+from collections import deque
 from collections.abc import Iterator
 from functools import partial
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
@@ -53,7 +54,7 @@ def _parts(obj: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(obj, dict):
         yield from ((_key_step(key), value) for key, value in obj.items())
         yield from ((f" key {key!r}", key) for key in obj)
-    elif isinstance(obj, list | tuple | set | frozenset):
+    elif isinstance(obj, list | tuple | set | frozenset | deque):
         yield from ((f"[{index}]", value) for index, value in enumerate(obj))
     if isinstance(obj, MethodType):
         yield ".__self__", obj.__self__
