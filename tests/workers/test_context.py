@@ -282,6 +282,12 @@ def test_asking_for_stacks_does_not_end_another_program(run: Run) -> None:
             context.join()
 
 
+def test_a_rank_that_ended_has_no_stacks(run: Run) -> None:
+    with run(jobs.do_nothing, nprocs=1) as context:
+        context.processes[0].join()
+        assert context.dump_stacks() == {}
+
+
 def become_another_program(gate: Connection) -> None:
     os.dup2(gate.fileno(), 0)
     os.execv("/bin/sh", ["sh", "-c", "echo ready >&0; read -r _; exit 7"])

@@ -104,6 +104,7 @@ class MultiprocessContext:
 
     def dump_stacks(self) -> dict[int, str]:
         """The Python stacks of all threads of each rank that runs; it does not disturb them."""
+        self._group.collect()
         return collect_stacks(self._group)
 
     def __enter__(self) -> MultiprocessContext:
