@@ -6,6 +6,7 @@ import linecache
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
@@ -17,6 +18,7 @@ from rankspawn import (
     SpawnTimeoutError,
 )
 from tests import jobs
+from tests.jobs import DEADLOCK
 
 Run = Callable[..., MultiprocessContext]
 
@@ -258,3 +260,38 @@ def test_the_end_of_a_process_that_the_function_forked_is_not_the_ranks(
 def test_the_result_of_a_process_that_the_function_forked_is_not_the_ranks(run: Run) -> None:
     with pytest.raises(ProcessExitedException, match="exited without returning"):
         run(jobs.fork_one_that_returns_and_vanish, nprocs=1)
+
+
+def test_timeout_names_the_rank_that_differs(run: Run) -> None:
+    places = {0: "never_wake_up", 1: "hold_the_gil", 2: "never_wake_up"}
+    deadline = time.monotonic() + DEADLOCK
+    with run(hold_up_the_others, nprocs=4, timeout=DEADLOCK, join=False, grace_period=0) as context:
+        context.processes[3].join()
+        while not all(text in context.dump_stacks()[rank] for rank, text in places.items()):
+            assert time.monotonic() < deadline, context.dump_stacks()
+        context._supervisor.deadline = time.monotonic()
+        with pytest.raises(SpawnTimeoutError) as caught:
+            context.join()
+
+    assert str(caught.value).splitlines()[1:4] == [
+        "rank 3 had returned before.",
+        "rank 1 differs from the other 2, look there first:",
+        "--- rank 1 ---",
+    ]
+    assert sorted(caught.value.stacks) == [0, 1, 2]
+
+
+def hold_up_the_others() -> None:
+    if jobs.rank() == 1:
+        hold_the_gil()
+    elif jobs.rank() < 3:
+        jobs.never_wake_up()
+
+
+def hold_the_gil() -> None:
+    import ctypes
+
+    # PyDLL keeps the GIL, so that no Python code of this process runs any more. And a read goes
+    # on after a signal, which a sleep does not.
+    read, _ = os.pipe()
+    ctypes.PyDLL(None).read(read, ctypes.create_string_buffer(1), 1)

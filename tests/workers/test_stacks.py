@@ -23,6 +23,21 @@ def test_the_rank_that_differs_is_said_first() -> None:
     ]
 
 
+def test_other_threads_than_the_main_one_do_not_hide_it() -> None:
+    helper = 'Thread 0x7f9 (most recent call first):\n  File "log.py", line {rank} in write\n\n'
+    stacks = {rank: helper.format(rank=rank) + WAITING for rank in (0, 2, 3)}
+
+    text = describe_stacks({**stacks, 1: helper.format(rank=1) + BUSY})
+
+    assert text.startswith("rank 1 differs from the other 3, look there first:")
+
+
+def test_other_threads_count_where_the_main_ones_are_alike() -> None:
+    stacks = dict.fromkeys((0, 2), WAITING) | {1: f"{BUSY}\n{WAITING}"}
+
+    assert describe_stacks(stacks).startswith("rank 1 differs from the other 2")
+
+
 def test_without_a_majority_nobody_is_blamed() -> None:
     assert describe_stacks({0: WAITING, 1: BUSY}).startswith("--- rank 0 ---")
 

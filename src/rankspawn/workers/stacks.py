@@ -68,17 +68,28 @@ def without_our_frames(text: str) -> str:
 
 def describe_stacks(stacks: Mapping[int, str]) -> str:
     """All stacks, those first that differ from what most ranks do."""
-    places = {rank: _place(text) for rank, text in stacks.items()}
-    common, count = Counter(places.values()).most_common(1)[0] if places else ("", 0)
-    has_majority = count > len(places) / 2
-    odd = [rank for rank, place in places.items() if has_majority and place != common]
+    # Threads beside the main one are anywhere, and count only if the main ones are all alike.
+    odd = _differing({rank: _place(_main_thread(text)) for rank, text in stacks.items()})
+    odd = odd or _differing({rank: _place(text) for rank, text in stacks.items()})
     lines: list[str] = []
     if odd:
-        names = ", ".join(str(rank) for rank in odd)
-        lines.append(f"rank {names} differs from the other {count}, look there first:")
+        names, others = ", ".join(str(rank) for rank in odd), len(stacks) - len(odd)
+        lines.append(f"rank {names} differs from the other {others}, look there first:")
     for rank in sorted(stacks, key=lambda one: (one not in odd, one)):
         lines.append(f"--- rank {rank} ---\n{stacks[rank].rstrip()}")
     return "\n".join(lines)
+
+
+def _differing(places: Mapping[int, str]) -> list[int]:
+    """The ranks that are not where most are; none if most are not in one place."""
+    common, count = Counter(places.values()).most_common(1)[0] if places else ("", 0)
+    has_majority = count > len(places) / 2
+    return [rank for rank, place in places.items() if has_majority and place != common]
+
+
+def _main_thread(text: str) -> str:
+    """The last one: faulthandler begins with the youngest, and leaves a line empty between two."""
+    return text.rstrip().rpartition("\n\n")[2]
 
 
 def _place(text: str) -> str:

@@ -220,9 +220,10 @@ class Supervisor:
             if self.finished or group is not self.group:
                 return
             stacks = None if group.settled else collect_stacks(group)
+            ended = [group.workers[at].rank for at in sorted(group.outcomes)]
             group.stop(grace)
             if stacks is not None:
-                self._finish(_out_of_time(self.policy.timeout, stacks))
+                self._finish(_out_of_time(self.policy.timeout, ended, stacks))
             elif group.failures and self._may_restart(group):
                 self._restart()
             else:
@@ -270,6 +271,10 @@ def _either(condition: Callable[[], bool], group: WorkerGroup) -> bool:
     return condition() or group.settled
 
 
-def _out_of_time(timeout: float | None, stacks: dict[int, str]) -> SpawnTimeoutError:
+def _out_of_time(
+    timeout: float | None, ended: Sequence[int], stacks: dict[int, str]
+) -> SpawnTimeoutError:
     text = f"the workers did not end within {timeout:g} s and were stopped.\n"
+    if ended:  # what the others wait for, as a rule
+        text += f"rank {', '.join(map(str, ended))} had returned before.\n"
     return SpawnTimeoutError(text + describe_stacks(stacks), stacks=stacks)
