@@ -244,6 +244,20 @@ def test_a_fork_server_that_was_stopped_goes_on_when_it_is_needed() -> None:
     assert rankspawn.spawn(jobs.return_rank, **options).results() == [0]
 
 
+def test_a_fork_server_that_was_stopped_does_not_hold_the_end_of_the_program() -> None:
+    program = (
+        "import psutil, rankspawn\n"
+        "from tests import jobs\n"
+        "rankspawn.spawn(jobs.do_nothing, nprocs=1, backend='gloo', start_method='forkserver')\n"
+        "for child in psutil.Process().children():\n"
+        "    if 'rankspawn-forkserver' in child.cmdline():\n"
+        "        child.suspend()\n"
+        "        print('stopped')\n"
+    )
+    output = subprocess.check_output([sys.executable, "-c", program], timeout=DEADLOCK)
+    assert output == b"stopped\n"
+
+
 def test_a_death_that_nobody_saw_comes_before_the_exception_it_caused(run: Run) -> None:
     pipes = [mp.Pipe() for _ in range(2)]
     context = run(wait_for, nprocs=2, join=False, rank_args=[(theirs,) for _, theirs in pipes])

@@ -163,6 +163,7 @@ class ForkServer:
         """End the server; workers that it forked run on."""
         self._socket.close()
         if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)  # if somebody stopped it
             self._process.wait()
 
     def _status_of(self, ticket: int) -> int:
