@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -145,8 +146,10 @@ def test_death_in_the_middle_of_the_start(tmp_path: Path, start_method: str, whe
         signal.sigtimedwait([], when / 1000)
         parent.kill()
         parent.wait()
-        # The guardian's standard input and ours end together, so its end can be waited for
-        # through the processes themselves.
         while left := list(find_marked(mark)):
             with Watched(left) as processes:
                 assert processes.wait_gone() == []
+        # One that was not marked yet has the parent's output; so has its fork server.
+        ready, _, _ = select.select([parent.stdout], [], [], DEADLOCK)
+        assert ready, "somebody is left"
+        assert parent.stdout.read() == b""
