@@ -97,6 +97,7 @@ WHILE_PICKLING_THE_RESULT: list[tuple[Fault, Expected]] = [
     ),
     (injected.raise_keyboard_interrupt, INTERRUPTED),
     (injected.exit_0, Raised(SystemExit, "SystemExit: 0")),  # there is no result
+    (injected.exit_5, Raised(SystemExit, "SystemExit: 5")),
     (injected.vanish_0, VANISHED_0),
     (injected.vanish_5, VANISHED_5),
     (injected.get_killed, KILLED),
@@ -105,6 +106,8 @@ WHILE_PICKLING_THE_RESULT: list[tuple[Fault, Expected]] = [
 # Python prints what an exit handler raises, SystemExit too, and exits as it would have without.
 IN_ATEXIT: list[tuple[Fault, Expected]] = [
     (injected.raise_value_error, Well()),
+    (injected.raise_keyboard_interrupt, Well()),
+    (injected.exit_0, Well()),
     (injected.exit_5, Well()),
     # The result is there, and the code says that all is well.
     (injected.vanish_0, Well()),
@@ -115,7 +118,10 @@ IN_ATEXIT: list[tuple[Fault, Expected]] = [
 # Nor does it take note of what a thread raises.
 AFTER_THE_REPORT: list[tuple[Fault, Expected]] = [
     (injected.raise_value_error, Well()),
+    (injected.raise_keyboard_interrupt, Well()),
+    (injected.exit_0, Well()),
     (injected.exit_5, Well()),
+    (injected.vanish_0, Well()),
     (injected.vanish_5, LATE_5),
     (injected.get_killed, LATE_KILLED),
 ]
