@@ -8,15 +8,19 @@ import multiprocessing
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rankspawn
 from rankspawn import MultiprocessContext, ProcessExitedException, ProcessRaisedException
+from rankspawn.plan.job import Job
+from rankspawn.plan.ports import HeldPorts, hold_ports
 from tests import jobs
 from tests.jobs import DEADLOCK
 
@@ -311,6 +315,27 @@ class TestRestarts:
 
         assert "2 times" in caught.value.__notes__[0]
 
+    def test_results_are_those_of_the_last_try(self, run: Run, tmp_path: Path) -> None:
+        context = run(return_beside_a_failure, args=(str(tmp_path),), nprocs=2, max_restarts=1)
+
+        assert context.return_queues[0].get() == "try 1"
+        assert context.results() == ["try 1", "try 1"]
+
+    def test_each_try_has_its_own_ports(
+        self, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        held = []
+
+        def hold(job: Job) -> HeldPorts:
+            held.append(hold_ports(job))
+            return held[-1]
+
+        monkeypatch.setattr("rankspawn.spawning.hold_ports", hold)
+        run(note_endpoints_until, args=(str(tmp_path), 2), nprocs=2, max_restarts=2).join()
+
+        told = [(tmp_path / f"try-{tried}").read_text() for tried in range(3)]
+        assert told == [",".join(f"127.0.0.1:{port}" for port in one.ports) for one in held]
+
     def test_nothing_is_restarted_before_a_rank_reached_the_function(self, run: Run) -> None:
         if run.keywords["start_method"] == "fork":  # type: ignore[attr-defined]
             pytest.skip("a forked worker has nothing to load")
@@ -321,8 +346,29 @@ class TestRestarts:
         assert not hasattr(caught.value, "__notes__")
 
 
+def return_beside_a_failure(folder: str) -> str:
+    tried, returning = tries(), Path(folder, "returning")
+    if tried == 0 and jobs.rank() == 1:
+        while not returning.exists():  # rank 0 is about to have a result
+            time.sleep(0.01)
+        raise ValueError("on purpose")
+    returning.touch()
+    return f"try {tried}"
+
+
+def note_endpoints_until(folder: str, success: int) -> None:
+    if jobs.rank() == 0:
+        endpoints = jobs.environment()["PADDLE_TRAINER_ENDPOINTS"]
+        Path(folder, f"try-{tries()}").write_text(endpoints)
+        fail_until(success)
+
+
+def tries() -> int:
+    return int(jobs.environment()["TORCHELASTIC_RESTART_COUNT"])
+
+
 def fail_until(success: int) -> int:
-    tried = int(jobs.environment()["TORCHELASTIC_RESTART_COUNT"])
+    tried = tries()
     if tried < success:
         raise ValueError(f"try {tried}")
     return tried

@@ -48,6 +48,14 @@ def ignore_all():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     just_wait()
 
+def fail_beside_a_stubborn_one():
+    def fail(*_):
+        raise ValueError("on purpose")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: say("told to end"))
+    signal.signal(signal.SIGUSR1, fail)
+    just_wait()
+
 def start(**options):
     return rankspawn.spawn(globals()[sys.argv[1]], nprocs=2, backend="gloo",
                            start_method=sys.argv[2], grace_period=float(sys.argv[3]), **options)
@@ -236,6 +244,22 @@ def test_a_second_ctrl_c_kills_at_once(
         session.press_ctrl_c()
         session.read_until("interrupted")
         assert len(workers.alive()) == 2
+        session.press_ctrl_c()
+        assert session.finish() == 130
+        assert workers.alive() == []
+    assert_quiet(session)
+
+
+@pytest.mark.parametrize("how", ["join", "await"])
+def test_ctrl_c_while_a_failed_group_is_stopped(
+    open_session: type[Session], start_method: str, how: str
+) -> None:
+    job, grace = "fail_beside_a_stubborn_one", str(10 * DEADLOCK)
+    session = open_session(job, start_method, grace, how)  # type: ignore[arg-type]
+    pids = session.pids()
+    with Watched(pids) as workers:
+        os.kill(pids[0], signal.SIGUSR1)
+        session.read_until("told to end")
         session.press_ctrl_c()
         assert session.finish() == 130
         assert workers.alive() == []

@@ -48,7 +48,12 @@ def _is_cancelled() -> bool:
 
 
 async def _stop(job: Supervisor, *, interrupted: bool) -> None:
-    """End the group; a second cancellation (a second Ctrl-C) cuts its grace period short."""
+    """End the group; a second cancellation (a second Ctrl-C) cuts its grace period short.
+
+    As does the first Ctrl-C if the group is being ended already, because a rank failed.
+    """
+    if interrupted and job.group.is_being_stopped:
+        kill_workers(job.group)
     stop = partial(job.stop, job.policy.grace_period, interrupted=interrupted)
     try:
         stopping = asyncio.get_running_loop().run_in_executor(None, stop)

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import weakref
+from _signal import signal as set_handler  # signal's own touches twenty pages more
 from multiprocessing import process as mp_process
 from multiprocessing import util
 from typing import Any, NoReturn
@@ -119,7 +120,7 @@ class ForkedWorker:
         # An event loop of the parent must not be woken by our signals.
         signal.set_wakeup_fd(-1)
         if callable(self._stock.sigint_handler):  # the parent holds it back
-            signal.signal(signal.SIGINT, self._stock.sigint_handler)
+            set_handler(signal.SIGINT, self._stock.sigint_handler)
         # What the parent registered for its own exit is not run here.
         atexit._clear()
         _finalize._registry.clear()

@@ -117,6 +117,11 @@ class WorkerGroup:
         return self.all_ended or self._has_failed
 
     @property
+    def is_being_stopped(self) -> bool:
+        """Somebody ends the workers, after a failure or because it was asked to."""
+        return self._stopped_ns is not None and not self.closed
+
+    @property
     def reports_are_complete(self) -> bool:
         """No rank that failed is still writing its report."""
         failed = [at for at in self.sentinels.values() if at in self.outcomes]
