@@ -3,14 +3,14 @@
 Files in a folder do it, because no two contenders pass the same things to their workers. The
 ones who wait look every few milliseconds; nothing is timed before they have met.
 
-Runs in the worker, and in the program that watches.
+Runs in the worker, and in the program that watches. Imports what every interpreter has loaded, and
+nothing else: workers that are held against bare interpreters shall not be larger than they must.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from pathlib import Path
 
 _LOOK_SECONDS = 0.005
 # Everybody has met and is asleep again before the moment that is timed.
@@ -35,7 +35,8 @@ def arrive(folder: str) -> int:
 
 def arrived(folder: str) -> list[int]:
     """The process ids of those who have arrived."""
-    texts = [path.read_text() for path in Path(folder).glob(f"{_READY}*")]
+    names = [name for name in os.listdir(folder) if name.startswith(_READY)]
+    texts = [_read(f"{folder}/{name}") for name in names]
     return [int(text) for text in texts if text.endswith("\n")]
 
 
@@ -51,16 +52,16 @@ def wait_for_all(folder: str, nprocs: int, alive: object = None) -> list[int]:
 
 def meet(folder: str, nprocs: int) -> float:
     """Return in all workers at the same moment, and that moment (monotonic seconds)."""
-    moment = Path(folder, _MOMENT)
+    moment = f"{folder}/{_MOMENT}"
     if arrive(folder) == 0:
         wait_for_all(folder, nprocs)
         # Written under another name first: the others must not read half of it.
-        draft = moment.with_suffix(".draft")
-        draft.write_text(repr(time.monotonic() + _SETTLE_SECONDS))
-        draft.rename(moment)
-    while not moment.exists():
+        with open(f"{moment}.draft", "x") as file:
+            file.write(repr(time.monotonic() + _SETTLE_SECONDS))
+        os.rename(f"{moment}.draft", moment)
+    while not os.path.exists(moment):
         time.sleep(_LOOK_SECONDS)
-    when = float(moment.read_text())
+    when = float(_read(moment))
     time.sleep(max(0.0, when - time.monotonic()))
     return when
 
@@ -77,3 +78,8 @@ def arrive_and_wait(folder: str) -> None:
     with open(f"{folder}/{_GATE}", "rb") as gate:
         arrive(folder)
         gate.read()
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
