@@ -63,12 +63,20 @@ def start(**options):
 async def wait_async():
     await start(join=False)
 
-def wait_deaf():
+def become_deaf():
     # The kernel gives every signal to another thread: nothing interrupts the wait.
-    context = start(join=False)
     threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+def wait_deaf():
+    context = start(join=False)
+    become_deaf()
     context.join()
+
+async def wait_deaf_async():
+    context = start(join=False)
+    become_deaf()
+    await context
 
 def interrupt_at_first_fork():
     # Another thread gets the signal while the main one runs what is to be run before a fork.
@@ -98,6 +106,8 @@ if __name__ == "__main__":
             asyncio.run(wait_async())
         elif sys.argv[4] == "deaf":
             wait_deaf()
+        elif sys.argv[4] == "deaf await":
+            asyncio.run(wait_deaf_async())
         else:
             start()
     except KeyboardInterrupt as error:
@@ -201,11 +211,12 @@ def test_sigint_to_the_parent_alone(
 
 
 @pytest.mark.parametrize("second", [False, True])
+@pytest.mark.parametrize("how", ["deaf", "deaf await"])
 def test_a_signal_that_does_not_interrupt_the_wait(
-    open_session: type[Session], second: bool
+    open_session: type[Session], second: bool, how: str
 ) -> None:
     job, grace = ("ignore_all", str(10 * DEADLOCK)) if second else ("just_wait", "1")
-    session = open_session(job, "spawn", grace, "deaf")  # type: ignore[arg-type]
+    session = open_session(job, "spawn", grace, how)  # type: ignore[arg-type]
     with Watched(session.pids()) as workers:
         session.process.send_signal(signal.SIGINT)
         if second:

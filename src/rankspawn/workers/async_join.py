@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from rankspawn.workers.interrupts import interrupts_watched
 from rankspawn.workers.teardown import kill_workers
+from rankspawn.workers.wakeup import loop_woken_by_signals
 
 if TYPE_CHECKING:
     from rankspawn.workers.group import WorkerGroup
@@ -23,7 +24,7 @@ async def wait_until_finished(job: Supervisor) -> None:
     """Until there is an answer, with the loop running on; cancelling it stops the workers."""
     loop = asyncio.get_running_loop()
     job.awaiting += 1
-    with interrupts_watched() as watch:
+    with interrupts_watched() as watch, loop_woken_by_signals(loop):
         # If it is to be cancelled already, who knows by whom; it may have been a Ctrl-C.
         watch.interrupted |= _is_cancelled()
         try:

@@ -1,4 +1,4 @@
-"""A blocking wait of the main thread that no signal can slip past.
+"""Waits of the main thread that no signal can slip past.
 
 Python runs a signal's handler between two of its own instructions. A signal that comes after
 the last of these, but before the system call that waits, is noted and not acted on until that
@@ -15,8 +15,11 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 
+from rankspawn.descriptors import Owned
+
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Iterator
 
 # A lock has no descriptor to watch beside it, so who waits for one looks up this often.
@@ -29,7 +32,7 @@ def woken_by_signals(selector: selectors.BaseSelector) -> Iterator[None]:
 
     Whoever has set a wakeup descriptor before (an event loop) is told the signals afterwards.
     """
-    if threading.get_ident() != threading.main_thread().ident:
+    if not _is_main_thread():
         yield  # handlers never run here
         return
     read = write = before = -1
@@ -47,6 +50,36 @@ def woken_by_signals(selector: selectors.BaseSelector) -> Iterator[None]:
                 selector.unregister(read)
             os.close(read)
             os.close(write)
+
+
+@contextmanager
+def loop_woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """In here, the same for an event loop; asyncio itself does it for signals that it was given."""
+    pipe: list[Owned] = []
+    if _is_main_thread():
+        with suppress(OSError):  # too many open files: then with the gap
+            pipe = [Owned(fd) for fd in os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)]
+    if not pipe:
+        yield
+        return
+    read, write = (one.fileno() for one in pipe)
+    before = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    if before >= 0:  # the loop has one already, or somebody else whom we would keep from hearing
+        signal.set_wakeup_fd(before)
+    loop.add_reader(read, _pass_on, read, -1)
+    try:
+        yield
+    finally:
+        loop.remove_reader(read)
+        current = signal.set_wakeup_fd(-1)
+        if current != write:  # somebody's who came later
+            signal.set_wakeup_fd(current)
+        for one in pipe:
+            one.close()
+
+
+def _is_main_thread() -> bool:
+    return threading.get_ident() == threading.main_thread().ident
 
 
 def _pass_on(read: int, write: int) -> None:
