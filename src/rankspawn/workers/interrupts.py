@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from rankspawn.workers.wakeup import is_main_thread
+
 
 class _Thread(threading.local):
     # This thread holds interrupts back which would otherwise reach it.
@@ -59,7 +61,7 @@ def sigint_let_through() -> Iterator[None]:
     started its resource tracker.
     """
     let_through = [signal.SIGINT] if _thread.holds_back else []
-    held = _is_main_thread() and signal.getsignal(signal.SIGINT) is _note
+    held = is_main_thread() and signal.getsignal(signal.SIGINT) is _note
     if held:
         signal.signal(signal.SIGINT, _Held.handler)
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, let_through)
@@ -81,7 +83,7 @@ def sigint_handler() -> Any:
 
 def _hold_handler() -> bool:
     handler = signal.getsignal(signal.SIGINT)
-    if not _is_main_thread() or not callable(handler) or handler is _note:
+    if not is_main_thread() or not callable(handler) or handler is _note:
         return False
     _Held.handler = handler
     signal.signal(signal.SIGINT, _note)
@@ -96,10 +98,6 @@ def _deliver() -> None:
     came, _Held.came = _Held.came, False
     if came:
         signal.raise_signal(signal.SIGINT)
-
-
-def _is_main_thread() -> bool:
-    return threading.get_ident() == threading.main_thread().ident
 
 
 @dataclass(eq=False)
@@ -122,7 +120,7 @@ def interrupts_watched() -> Iterator[Watch]:
     """
     global _handler  # noqa: PLW0603 - a process has one handler
     watch = Watch()
-    if not _is_main_thread():
+    if not is_main_thread():
         yield watch  # handlers never run here
         return
     handler = signal.getsignal(signal.SIGINT)

@@ -32,7 +32,7 @@ def woken_by_signals(selector: selectors.BaseSelector) -> Iterator[None]:
 
     Whoever has set a wakeup descriptor before (an event loop) is told the signals afterwards.
     """
-    if not _is_main_thread():
+    if not is_main_thread():
         yield  # handlers never run here
         return
     read = write = before = -1
@@ -56,7 +56,7 @@ def woken_by_signals(selector: selectors.BaseSelector) -> Iterator[None]:
 def loop_woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
     """In here, the same for an event loop; asyncio itself does it for signals that it was given."""
     pipe: list[Owned] = []
-    if _is_main_thread():
+    if is_main_thread():
         with suppress(OSError):  # too many open files: then with the gap
             pipe = [Owned(fd) for fd in os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)]
     if not pipe:
@@ -78,7 +78,8 @@ def loop_woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
             one.close()
 
 
-def _is_main_thread() -> bool:
+def is_main_thread() -> bool:
+    """Whether handlers of signals run in this thread."""
     return threading.get_ident() == threading.main_thread().ident
 
 
