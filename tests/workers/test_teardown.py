@@ -205,6 +205,48 @@ def test_a_process_that_becomes_another_program_is_looked_at_again(
     assert child.wait(DEADLOCK) == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("after", range(4))
+def test_a_process_that_becomes_another_program_between_two_looks(
+    monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Forked, it has the mark as a mapping; executed, in its environment."""
+    mark = marker.new_mark()
+    child = subprocess.Popen(["sleep", "1000"], env={**os.environ, marker.VARIABLE: mark})
+    looks: list[str] = []
+
+    def read(path: str) -> bytes:
+        data = Path(path).read_bytes()
+        if f"/{child.pid}/" not in path or path.endswith("stat"):
+            return data
+        looks.append(path)
+        if len(looks) > after:
+            return data
+        return marker.file_name(mark).encode() if path.endswith("maps") else b"HOME=/"
+
+    monkeypatch.setattr(marker, "_read", read)
+
+    assert marker.kill_marked(mark) == [child.pid]
+    assert child.wait(DEADLOCK) == -signal.SIGKILL
+
+
+def test_an_environment_that_comes_after_the_look_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mark = marker.new_mark()
+    child = subprocess.Popen(["sleep", "1000"], env={**os.environ, marker.VARIABLE: mark})
+    empty = [b"", b""]
+
+    def read(path: str) -> bytes:
+        if f"/{child.pid}/" in path and not path.endswith("stat") and empty:
+            return empty.pop()
+        return Path(path).read_bytes()
+
+    monkeypatch.setattr(marker, "_read", read)
+
+    assert marker.kill_marked(mark) == [child.pid]
+    assert child.wait(DEADLOCK) == -signal.SIGKILL
+
+
 def test_grace_is_shared_and_lets_workers_save_their_state(run: Run) -> None:
     ours, theirs = mp.Pipe()
     with ours, theirs:

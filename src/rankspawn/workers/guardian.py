@@ -29,7 +29,8 @@ _SCRIPT = r"""
 trap "" HUP INT TERM QUIT
 read -r _
 marked() {
-    { grep -lsF -e "$1" /proc/[0-9]*/environ; grep -lsF -e "$2" /proc/[0-9]*/maps; } |
+    # In this order: what becomes another program meanwhile is found in one of them.
+    { grep -lsF -e "$2" /proc/[0-9]*/maps; grep -lsF -e "$1" /proc/[0-9]*/environ; } |
         while IFS=/ read -r _ _ pid _; do echo "$pid"; done
 }
 now() {

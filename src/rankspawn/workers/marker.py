@@ -19,7 +19,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rankspawn.descriptors import anonymous_file
@@ -36,7 +36,7 @@ _LOOKS_IN_VAIN = 4
 # About what it takes to become another program.
 _EXECUTION_SECONDS = 0.001
 # Places in /proc/<pid>/stat, counted from the state on, and a flag in it.
-_STATE, _FLAGS, _START, _END_OF_ENVIRONMENT = 0, 6, 19, 48
+_STATE, _FLAGS, _START, _ENVIRONMENT = 0, 6, 19, slice(47, 49)
 _IS_KERNEL_THREAD = 0x200000
 # How /proc tells when a process was started.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -93,29 +93,45 @@ def find_marked(mark: str, doubts: Doubts | None = None) -> Iterator[int]:
     the machine would take longer than all else that a teardown does.
     """
     made = _time_of(mark)
+    doubts = doubts or Doubts()
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid() or _when_started(name) < made:
             continue
-        if is_marked(int(name), mark):
+        if is_marked(int(name), mark, doubts):
             yield int(name)
-        elif doubts is not None:
-            _look_closer(name, doubts)
 
 
-def _look_closer(pid: str, doubts: Doubts) -> None:
-    """Note it if nothing can be said of a process that seems to carry no mark."""
+def is_marked(pid: int, mark: str, doubts: Doubts) -> bool:
+    """True if the process carries the mark; False also for one that we may not look at.
+
+    Mappings first: if it becomes another program between the two looks, it had the mark as a
+    mapping before, or has it in its environment after.
+    """
+    wanted = mark.encode()
+    environ = b""
+    with contextlib.suppress(OSError):
+        if wanted in _read(f"/proc/{pid}/maps"):
+            return True
     try:
-        if _read(f"/proc/{pid}/environ"):
-            return
+        environ = _read(f"/proc/{pid}/environ")
     except PermissionError:  # somebody else's
-        return
+        return False
     except OSError:
         pass
-    fields = _read_stat(pid)
+    if not environ:
+        _say_why_empty(pid, doubts)
+    return wanted in environ
+
+
+def _say_why_empty(pid: int, doubts: Doubts) -> None:
+    """Note it if nothing can be said of a process whose environment was found empty."""
+    fields = _read_stat(str(pid))
     if not fields or fields[_STATE] in (b"Z", b"X"):
-        doubts.ended.add(int(pid))
-    elif not int(fields[_FLAGS]) & _IS_KERNEL_THREAD and fields[_END_OF_ENVIRONMENT] == b"0":
-        doubts.executing = True
+        doubts.ended.add(pid)
+    elif not int(fields[_FLAGS]) & _IS_KERNEL_THREAD:
+        start, end = fields[_ENVIRONMENT]
+        # It has none yet, or it has one by now.
+        doubts.executing |= end == b"0" or start != end
 
 
 def _when_started(pid: str) -> float:
@@ -132,16 +148,6 @@ def _read_stat(pid: str) -> list[bytes]:
         return []
 
 
-def is_marked(pid: int, mark: str) -> bool:
-    """True if the process carries the mark; False also for one that we may not look at."""
-    wanted = mark.encode()
-    with contextlib.suppress(OSError):
-        if wanted in _read(f"/proc/{pid}/environ"):
-            return True
-        return wanted in _read(f"/proc/{pid}/maps")
-    return False
-
-
 def kill_marked(mark: str) -> list[int]:
     """Kill every process that carries the mark; return the ids of those that were there.
 
@@ -155,38 +161,40 @@ def kill_marked(mark: str) -> list[int]:
         while in_vain < _LOOKS_IN_VAIN:
             ended_before, doubts.executing = len(doubts.ended), False
             fresh = [pid for pid in find_marked(mark, doubts) if pid not in found]
+            known = len(found)
             for pid in fresh:
-                found[pid] = _open_marked(pid, mark)
-                _send(found[pid], signal.SIGSTOP)
-            if fresh:
+                pidfd = _open_marked(pid, mark, doubts)
+                if pidfd >= 0:
+                    found[pid] = pidfd
+                    _send(pidfd, signal.SIGSTOP)
+            if len(found) > known:
                 in_vain = 0
-            elif doubts.executing and time.monotonic() < deadline:
+            elif (fresh or doubts.executing) and time.monotonic() < deadline:
                 time.sleep(_EXECUTION_SECONDS)
             else:
                 in_vain += 1 if len(doubts.ended) > ended_before else _LOOKS_IN_VAIN
         for pidfd in found.values():
             _send(pidfd, signal.SIGKILL)
-        _wait_for_ends([pidfd for pidfd in found.values() if pidfd >= 0])
+        _wait_for_ends(found.values())
     finally:
         for pidfd in found.values():
-            if pidfd >= 0:
-                os.close(pidfd)
+            os.close(pidfd)
     return list(found)
 
 
-def _open_marked(pid: int, mark: str) -> int:
-    """A pidfd, unless the process ended and its number went to a stranger meanwhile."""
+def _open_marked(pid: int, mark: str, doubts: Doubts) -> int:
+    """A pidfd; -1 if it ended, and its number may be a stranger's, or becomes another program."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return -1
-    if is_marked(pid, mark):
+    if is_marked(pid, mark, doubts):
         return pidfd
     os.close(pidfd)
     return -1
 
 
-def _wait_for_ends(pidfds: list[int]) -> None:
+def _wait_for_ends(pidfds: Iterable[int]) -> None:
     """Until all are gone; bounded, because the kernel may hold one in a system call."""
     deadline = time.monotonic() + GONE_SECONDS
     for pidfd in pidfds:
@@ -196,9 +204,8 @@ def _wait_for_ends(pidfds: list[int]) -> None:
 
 
 def _send(pidfd: int, number: int) -> None:
-    if pidfd >= 0:
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(pidfd, number)
+    with contextlib.suppress(OSError):
+        signal.pidfd_send_signal(pidfd, number)
 
 
 def _read(path: str) -> bytes:
