@@ -8,7 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -161,22 +162,39 @@ def test_a_worker_that_forks_while_it_is_torn_down(run: Run) -> None:
     assert list(marker.find_marked(mark)) == []
 
 
+@contextmanager
+def marked_program(mark: str) -> Iterator[subprocess.Popen[bytes]]:
+    """One that is past its execution: for a moment of that it has no environment."""
+    environ = {**os.environ, marker.VARIABLE: mark}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["cat"], env=environ, stdin=pipe, stdout=pipe) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(b"ready\n")
+        child.stdin.flush()
+        try:
+            assert child.stdout.readline() == b"ready\n"
+            yield child
+        finally:
+            child.kill()
+
+
 def test_what_a_vanishing_process_started_is_looked_for_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process that forks and ends after it was listed, and before it is looked at."""
     mark = marker.new_mark()
-    child = subprocess.Popen(["sleep", "1000"], env={**os.environ, marker.VARIABLE: mark})
     vanished = subprocess.Popen(["true"])
     vanished.wait()
-    listings = [[str(vanished.pid)], [str(child.pid)], []]
-    monkeypatch.setattr(os, "listdir", lambda _: listings.pop(0) if listings else [])
+    with marked_program(mark) as child:
+        listings = [[str(vanished.pid)], [str(child.pid)], []]
+        monkeypatch.setattr(os, "listdir", lambda _: listings.pop(0) if listings else [])
 
-    killed = marker.kill_marked(mark)
-    monkeypatch.undo()
+        killed = marker.kill_marked(mark)
+        monkeypatch.undo()
 
-    assert killed == [child.pid]
-    assert child.wait(DEADLOCK) == -signal.SIGKILL
+        assert killed == [child.pid]
+        assert child.wait(DEADLOCK) == -signal.SIGKILL
 
 
 def test_a_process_that_becomes_another_program_is_looked_at_again(
@@ -184,7 +202,6 @@ def test_a_process_that_becomes_another_program_is_looked_at_again(
 ) -> None:
     """For a moment it has neither its old mappings nor its new environment."""
     mark = marker.new_mark()
-    child = subprocess.Popen(["sleep", "1000"], env={**os.environ, marker.VARIABLE: mark})
     looks: list[str] = []
 
     def read(path: str) -> bytes:
@@ -198,11 +215,12 @@ def test_a_process_that_becomes_another_program_is_looked_at_again(
         fields[50] = b"0"  # where its environment ends
         return b" ".join(fields)
 
-    monkeypatch.setattr(marker, "_read", read)
+    with marked_program(mark) as child:
+        monkeypatch.setattr(marker, "_read", read)
 
-    assert marker.kill_marked(mark) == [child.pid]
-    assert len(looks) > 5
-    assert child.wait(DEADLOCK) == -signal.SIGKILL
+        assert marker.kill_marked(mark) == [child.pid]
+        assert len(looks) > 5
+        assert child.wait(DEADLOCK) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("after", range(4))
@@ -211,7 +229,6 @@ def test_a_process_that_becomes_another_program_between_two_looks(
 ) -> None:
     """Forked, it has the mark as a mapping; executed, in its environment."""
     mark = marker.new_mark()
-    child = subprocess.Popen(["sleep", "1000"], env={**os.environ, marker.VARIABLE: mark})
     looks: list[str] = []
 
     def read(path: str) -> bytes:
@@ -223,17 +240,17 @@ def test_a_process_that_becomes_another_program_between_two_looks(
             return data
         return marker.file_name(mark).encode() if path.endswith("maps") else b"HOME=/"
 
-    monkeypatch.setattr(marker, "_read", read)
+    with marked_program(mark) as child:
+        monkeypatch.setattr(marker, "_read", read)
 
-    assert marker.kill_marked(mark) == [child.pid]
-    assert child.wait(DEADLOCK) == -signal.SIGKILL
+        assert marker.kill_marked(mark) == [child.pid]
+        assert child.wait(DEADLOCK) == -signal.SIGKILL
 
 
 def test_an_environment_that_comes_after_the_look_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mark = marker.new_mark()
-    child = subprocess.Popen(["sleep", "1000"], env={**os.environ, marker.VARIABLE: mark})
     empty = [b"", b""]
 
     def read(path: str) -> bytes:
@@ -241,10 +258,11 @@ def test_an_environment_that_comes_after_the_look_is_looked_at(
             return empty.pop()
         return Path(path).read_bytes()
 
-    monkeypatch.setattr(marker, "_read", read)
+    with marked_program(mark) as child:
+        monkeypatch.setattr(marker, "_read", read)
 
-    assert marker.kill_marked(mark) == [child.pid]
-    assert child.wait(DEADLOCK) == -signal.SIGKILL
+        assert marker.kill_marked(mark) == [child.pid]
+        assert child.wait(DEADLOCK) == -signal.SIGKILL
 
 
 def test_grace_is_shared_and_lets_workers_save_their_state(run: Run) -> None:
