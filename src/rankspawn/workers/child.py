@@ -295,12 +295,14 @@ def _end_as_python_does(error: BaseException) -> int:
 
 def _report_error(report: Report, error: BaseException) -> int:
     report.failing()
+    if isinstance(error, MemoryError):  # its frames hold what the report needs
+        _clear_frames(error)
     flush_output()
     try:
         report.raised(error, _describe(error))
     except BaseException:
         if not report.committed:
-            # Out of memory, as a rule, which the frames of the traceback still hold.
+            # Out of memory all the same, as a rule.
             _clear_frames(error)
             report.raised(error, _describe(error))
     return 1
