@@ -8,10 +8,10 @@ import multiprocessing
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -315,8 +315,8 @@ class TestRestarts:
 
         assert "2 times" in caught.value.__notes__[0]
 
-    def test_results_are_those_of_the_last_try(self, run: Run, tmp_path: Path) -> None:
-        context = run(return_beside_a_failure, args=(str(tmp_path),), nprocs=2, max_restarts=1)
+    def test_results_are_those_of_the_last_try(self, run: Run) -> None:
+        context = run(return_beside_a_failure, args=(mp.Event(),), nprocs=2, max_restarts=1)
 
         assert context.return_queues[0].get() == "try 1"
         assert context.results() == ["try 1", "try 1"]
@@ -346,14 +346,12 @@ class TestRestarts:
         assert not hasattr(caught.value, "__notes__")
 
 
-def return_beside_a_failure(folder: str) -> str:
-    tried, returning = tries(), Path(folder, "returning")
-    if tried == 0 and jobs.rank() == 1:
-        while not returning.exists():  # rank 0 is about to have a result
-            time.sleep(0.01)
+def return_beside_a_failure(returning: Event) -> str:
+    if tries() == 0 and jobs.rank() == 1:
+        assert returning.wait(DEADLOCK)  # rank 0 is about to have a result
         raise ValueError("on purpose")
-    returning.touch()
-    return f"try {tried}"
+    returning.set()
+    return f"try {tries()}"
 
 
 def note_endpoints_until(folder: str, success: int) -> None:
