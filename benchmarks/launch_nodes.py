@@ -77,8 +77,8 @@ class Job:
 
     def wait_for_exits(self, nodes: list[int]) -> None:
         """Until these launchers are gone."""
-        for at in nodes:
-            self.nodes[at].wait(DEADLOCK_SECONDS)
+        for index in nodes:
+            self.nodes[index].wait(DEADLOCK_SECONDS)
 
     def close(self) -> None:
         """End what is left."""
@@ -108,7 +108,7 @@ def until_exit(trouble: Callable[[Job, int], None], gone: int, timeout: str) -> 
     with running(str(NODES), timeout) as (job, worker):
         before = time.perf_counter()
         trouble(job, worker)
-        job.wait_for_exits([at for at in range(NODES) if at != gone])
+        job.wait_for_exits([index for index in range(NODES) if index != gone])
         return time.perf_counter() - before
 
 
@@ -133,9 +133,9 @@ def until_joined(timeout: str) -> float:
         return time.perf_counter() - before
 
 
-def send(number: int, at: int) -> Callable[[Job, int], None]:
+def send(number: int, index: int) -> Callable[[Job, int], None]:
     """A signal to one launcher."""
-    return lambda job, _worker: job.nodes[at].send_signal(number)
+    return lambda job, _worker: job.nodes[index].send_signal(number)
 
 
 def kill_worker(_job: Job, worker: int) -> None:

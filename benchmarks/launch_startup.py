@@ -52,7 +52,7 @@ class Contender:
             )
             for _ in range(self.copies)
         ]
-        codes = [one.wait(DEADLOCK_SECONDS) for one in running]
+        codes = [process.wait(DEADLOCK_SECONDS) for process in running]
         taken = time.perf_counter() - before
         if any(codes):
             raise RuntimeError(f"{self.name} failed: {' '.join(self.command)}")
@@ -95,7 +95,7 @@ def main() -> None:
     options = parser.parse_args()
 
     runners = contenders(options.python, options.torch_python, options.paddle_python)
-    times: dict[str, list[float]] = {one.name: [] for one in runners}
+    times: dict[str, list[float]] = {runner.name: [] for runner in runners}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "hello.py").write_text('print("hello")\n')
@@ -105,19 +105,19 @@ def main() -> None:
         environ.pop("PYTHONDONTWRITEBYTECODE", None)
         compileall.compile_dir(folder / "src", quiet=1)
         for number in range(options.rounds + 1):
-            for one in runners:
-                taken = one.measure(folder, environ)
+            for runner in runners:
+                taken = runner.measure(folder, environ)
                 if number:
-                    times[one.name].append(taken)
+                    times[runner.name].append(taken)
 
-    ours, bare = (statistics.median(times[one.name]) for one in runners[:2])
+    ours, bare = (statistics.median(times[runner.name]) for runner in runners[:2])
     print(f"CPython {platform.python_version()}, medians of {options.rounds} rounds")
-    for one in runners:
-        taken = times[one.name]
+    for runner in runners:
+        taken = times[runner.name]
         median = statistics.median(taken)
         spread = f"({min(taken) * 1000:.0f}-{max(taken) * 1000:.0f})"
-        line = f"{one.name:26}{median * 1000:7.0f} ms {spread:>14} {median / ours:7.2f}x"
-        if one.name not in ("rankrun", "bare python"):
+        line = f"{runner.name:26}{median * 1000:7.0f} ms {spread:>14} {median / ours:7.2f}x"
+        if runner.name not in ("rankrun", "bare python"):
             line += f"   wanted: at least {WANTED_RATIO:g}x"
         print(line)
     print(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import rankspawn
 from rankspawn.view import viewer
 from rankspawn.view.boards import PlainBoard
-from rankspawn.view.table import make_table
+from rankspawn.view.live import make_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,9 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 import rankspawn
-from rankspawn.doctor.findings import judge
-from rankspawn.doctor.forecast import foresee
-from rankspawn.doctor.wording import write
+from rankspawn.doctor.facts import forecast_spawn
+from rankspawn.doctor.findings import find_problems
+from rankspawn.doctor.report_text import format_report
 
 ROOT = Path(__file__).parent.parent
 # Where rankspawn comes from, which need not be beside this file.
@@ -170,8 +170,8 @@ FACTS: dict[str, Any] = {
 def imagined_report() -> str:
     """The doctor on a machine that everybody may see."""
     environ = {"CUDA_VISIBLE_DEVICES": "2,3", "OMP_NUM_THREADS": "8"}
-    forecast = foresee(environ, ImaginedMachine())
-    return write(FACTS, forecast, judge(FACTS, forecast))
+    forecast = forecast_spawn(environ, ImaginedMachine())
+    return format_report(FACTS, forecast, find_problems(FACTS, forecast))
 
 
 def draw(path: Path, title: str, what: str | Table) -> None:

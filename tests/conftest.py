@@ -15,6 +15,7 @@ import pytest
 
 import rankspawn
 from rankspawn import MultiprocessContext
+from rankspawn.option_types import StartMethod
 from rankspawn.workers import forkserver
 
 START_METHODS = ("spawn", "fork", "forkserver")
@@ -27,6 +28,8 @@ _SEMAPHORES = f"rst{os.getpid()}"
 
 
 def pytest_configure() -> None:
+    # What workers write must arrive though their streams are buffered, as they are for most users.
+    os.environ.pop("PYTHONUNBUFFERED", None)
     os.environ["TMPDIR"] = tempfile.tempdir = _FOLDER.name
     process.current_process()._config["semprefix"] = f"/{_SEMAPHORES}"  # type: ignore[attr-defined]
 
@@ -38,13 +41,14 @@ def _resource_tracker() -> None:
 
 
 @pytest.fixture(params=START_METHODS)
-def start_method(request: pytest.FixtureRequest) -> str:
+def start_method(request: pytest.FixtureRequest) -> StartMethod:
     """Each of multiprocessing's three ways to start a process."""
-    return str(request.param)
+    method: StartMethod = request.param
+    return method
 
 
 @pytest.fixture
-def run(start_method: str) -> Callable[..., MultiprocessContext]:
+def run(start_method: StartMethod) -> Callable[..., MultiprocessContext]:
     """``spawn()`` on the CPU, with each start method."""
     return functools.partial(rankspawn.spawn, backend="gloo", start_method=start_method)
 

@@ -12,6 +12,7 @@ from multiprocessing.shared_memory import SharedMemory
 from typing import Any, NoReturn
 
 import rankspawn
+from rankspawn.option_types import StartMethod
 
 # Far above what any passing test needs; reaching it means a deadlock.
 DEADLOCK = 60.0
@@ -188,7 +189,7 @@ def write_shared(shared: SharedMemory) -> None:
     shared.close()
 
 
-def nested(start_method: str) -> list[int]:
+def nested(start_method: StartMethod) -> list[int]:
     context = rankspawn.spawn(return_rank, nprocs=2, backend="gloo", start_method=start_method)
     return [value + 10 * rank() for value in context.results()]
 

@@ -16,9 +16,9 @@ import rankspawn
 from rankspawn import MultiprocessContext
 from rankspawn.options import SpawnOptions
 from rankspawn.plan.job import make_plan, resolve
-from rankspawn.workers.outcome import Remains, take_remains
 from rankspawn.workers.payload import Payload, write_payload
 from rankspawn.workers.report import HEADER_WORDS
+from rankspawn.workers.worker import TakenReport, take_report
 from tests import jobs
 from tests.jobs import DEADLOCK
 from tests.plan.conftest import FakeMachine
@@ -37,13 +37,14 @@ OF_A_WORKER = {
     "rankspawn",
     "rankspawn.workers",
     "rankspawn.workers.child",
-    "rankspawn.workers.mp_identity",
+    "rankspawn.cpython",
     "rankspawn.workers.parcel",
     "rankspawn.workers.report",
 }
 OF_PICKLE = {
     *("_pickle", "_compat_pickle", "copyreg", "_collections", "_functools", "_operator"),
     *("collections", "functools", "itertools", "keyword", "operator", "reprlib", "types"),
+    *("_types", "collections.abc"),  # from Python 3.14 on
 }
 
 
@@ -67,7 +68,7 @@ def payloads(monkeypatch: pytest.MonkeyPatch) -> list[Payload]:
         written.append(write_payload(*args))
         return written[-1]
 
-    monkeypatch.setattr("rankspawn.workers.launchers.write_payload", write_and_keep)
+    monkeypatch.setattr("rankspawn.workers.start.write_payload", write_and_keep)
     return written
 
 
@@ -89,11 +90,11 @@ def test_bytes_that_a_rank_without_a_result_writes(
 ) -> None:
     sizes = []
 
-    def measure_and_take(fd: int) -> Remains:
+    def measure_and_take(fd: int) -> TakenReport:
         sizes.append(os.fstat(fd).st_size)
-        return take_remains(fd)
+        return take_report(fd)
 
-    monkeypatch.setattr("rankspawn.workers.worker.take_remains", measure_and_take)
+    monkeypatch.setattr("rankspawn.workers.worker.take_report", measure_and_take)
     run(jobs.do_nothing, nprocs=2)
 
     assert sizes == [HEADER_WORDS * 8 - 8] * 2  # the last word is for failures
@@ -112,7 +113,7 @@ def test_descriptors_of_the_parent_for_each_rank(run: Run) -> None:
 def test_descriptors_of_a_worker(run: Run) -> None:
     (names,) = run(jobs.open_files, nprocs=1).results()
 
-    ours = [name for name in names if "rankspawn" in name or "eventfd" in name]
+    ours = [name for name in names if "memfd:rankspawn" in name or "eventfd" in name]
     # The outcome, once for the report and once for stacks; the failure event; a fork's mark.
     assert len(ours) <= 4, names
 

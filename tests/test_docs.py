@@ -27,7 +27,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LINKING = [*PAGES, ROOT / "CHANGELOG.md"]
+LINKING = [*PAGES, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 DEADLOCK = 120.0
 
 _BLOCK = re.compile(
@@ -107,6 +107,29 @@ def test_every_python_block_was_found() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     dead = [link for link in links_of(page) if not leads_somewhere(link, page)]
     assert dead == []
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING.md", "SECURITY.md", "docs/design.md"])
+def test_files_that_a_page_for_developers_names_exist(name: str) -> None:
+    assert missing_files((ROOT / name).read_text()) == []
+
+
+def test_a_file_that_is_gone_is_noticed() -> None:
+    text = (
+        "`plan/job.py`, `job.py`, `plan/` and `tests/plan/test_job.py`, not `gone/job.py`, `gone/`"
+    )
+    assert missing_files(text) == ["gone/job.py", "gone/"]
+
+
+def missing_files(text: str) -> list[str]:
+    """The paths in backticks, whole or the end of one, that lead to no file of this project."""
+    folders = [ROOT / name for name in ("src", "tests", "docs", "benchmarks", "examples", ".ci")]
+    files = [path for folder in folders for path in folder.rglob("*") if path.name[-4:] != ".pyc"]
+    known = [f"/{path.relative_to(ROOT)}" for path in (*files, *ROOT.iterdir())]
+    named = re.findall(r"`([\w.][\w./-]*(?:\.(?:py|md|toml|yaml)|/))`", text)
+    return [
+        name for name in named if not any(path.endswith(f"/{name.rstrip('/')}") for path in known)
+    ]
 
 
 def links_of(page: Path) -> list[str]:

@@ -39,7 +39,7 @@ def test_every_error_survives_pickling(error: ProcessException) -> None:
         "who and why",
     )
     assert back.failures[0] is back
-    assert [one.rank for one in back.failures] == [3, 1]
+    assert [failure.rank for failure in back.failures] == [3, 1]
     assert back.__notes__ == ["a note"]
     for name in ("traceback", "exit_code", "signal_name", "stacks"):
         assert getattr(back, name, None) == getattr(error, name, None)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankspawn.machine import RealMachine
-from rankspawn.plan.facts import Machine
+from rankspawn.plan.devices import Machine
 
 NO_NVML = "libnvidia-ml-that-does-not-exist.so"
 

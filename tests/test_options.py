@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import numpy as np
 import pytest
 
+from rankspawn.option_types import Options
 from rankspawn.options import (
+    _DEPRECATED,
+    _READERS,
     SpawnOptions,
     check_args,
     check_nprocs,
@@ -342,3 +346,23 @@ def test_a_callable_environment_is_not_called_while_reading() -> None:
 
     env: Callable[[int], dict[str, str | None]] = fail
     assert read_options({"env": env}).env is fail
+
+
+def test_checkers_know_the_options_that_are_read() -> None:
+    assert Options.__annotations__.keys() == _READERS.keys() | _DEPRECATED.keys()
+    assert not Options.__required_keys__
+
+
+def test_the_reference_has_a_row_for_each_option_and_for_nothing_else() -> None:
+    reference = (Path(__file__).parent.parent / "docs" / "reference.md").read_text()
+    table = reference.partition("## Options\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"\w+", row)} == {*Options.__annotations__}
+
+
+@pytest.mark.parametrize("name", ["start_method", "backend", "device_visibility"])
+def test_checkers_know_the_values_that_are_accepted(name: str) -> None:
+    known = get_args(get_args(get_type_hints(Options)[name])[0])
+    with pytest.raises(ValueError, match="use one of") as caught:
+        read_options({name: "?"})
+    assert str(caught.value).endswith("use one of " + ", ".join(map(repr, known)))

@@ -100,6 +100,7 @@ def test_a_variable_that_holds_no_number_is_named(monkeypatch: pytest.MonkeyPatc
         get_world_size()
 
 
+@pytest.mark.untraced
 def test_a_worker_that_asks_for_its_rank_imports_no_more_than_os() -> None:
     code = (
         "import sys, os; before = set(sys.modules); import rankspawn.parallel_env;"

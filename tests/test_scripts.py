@@ -288,6 +288,7 @@ def test_exit_handlers_run_in_the_process_that_registered_them(
     assert lines == ["worker's", "worker's", "parent's"]
 
 
+@pytest.mark.untraced
 def test_import_is_light(tmp_path: Path) -> None:
     code = "import sys; old = {*sys.modules}; import rankspawn; print(sorted({*sys.modules} - old))"
 

@@ -11,24 +11,30 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING without the import, which costs each worker 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+    from collections.abc import Callable, Iterable, Mapping
+    from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
 
     from rankspawn.errors import ProcessException as ProcessException
     from rankspawn.errors import ProcessExitedException as ProcessExitedException
     from rankspawn.errors import ProcessRaisedException as ProcessRaisedException
     from rankspawn.errors import SpawnTimeoutError as SpawnTimeoutError
+    from rankspawn.option_types import CommonOptions
+    from rankspawn.option_types import Options as Options
     from rankspawn.parallel_env import ParallelEnv as ParallelEnv
     from rankspawn.parallel_env import get_local_rank as get_local_rank
     from rankspawn.parallel_env import get_rank as get_rank
     from rankspawn.parallel_env import get_world_size as get_world_size
     from rankspawn.reporting import report as report
-    from rankspawn.workers.context import MultiprocessContext as MultiprocessContext
+    from rankspawn.supervise.context import MultiprocessContext as MultiprocessContext
 
-__version__ = "0.1.0"
+    _T = TypeVar("_T")
+    _Ts = TypeVarTuple("_Ts")
+
+__version__ = "0.2.0"
 
 __all__ = [
     "MultiprocessContext",
+    "Options",
     "ParallelEnv",
     "ProcessException",
     "ProcessExitedException",
@@ -43,7 +49,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "MultiprocessContext": "rankspawn.workers.context",
+    "MultiprocessContext": "rankspawn.supervise.context",
+    "Options": "rankspawn.option_types",
     "ParallelEnv": "rankspawn.parallel_env",
     "ProcessException": "rankspawn.errors",
     "ProcessExitedException": "rankspawn.errors",
@@ -56,14 +63,70 @@ _HOMES = {
 }
 
 
+if TYPE_CHECKING:
+    # The order counts: a tuple must not get to those that take any, or its items go unchecked.
+    @overload
+    def spawn(
+        func: Callable[[], _T],
+        *,
+        nprocs: int = -1,
+        join: bool = True,
+        daemon: bool = False,
+        **options: Unpack[CommonOptions],
+    ) -> MultiprocessContext[_T]: ...
+    @overload
+    def spawn(
+        func: Callable[..., _T],
+        args: list[Any],
+        nprocs: int = -1,
+        join: bool = True,
+        daemon: bool = False,
+        **options: Unpack[CommonOptions],
+    ) -> MultiprocessContext[_T]: ...
+    @overload
+    def spawn(
+        func: Callable[[*_Ts], _T],
+        args: tuple[*_Ts],
+        nprocs: int = -1,
+        join: bool = True,
+        daemon: bool = False,
+        **options: Unpack[CommonOptions],
+    ) -> MultiprocessContext[_T]: ...
+
+    # With these two, args alone are not what func is called with.
+    @overload
+    def spawn(
+        func: Callable[..., _T],
+        args: tuple[Any, ...] | list[Any] = (),
+        nprocs: int = -1,
+        join: bool = True,
+        daemon: bool = False,
+        *,
+        kwargs: Mapping[str, Any] | None,
+        rank_args: Iterable[tuple[Any, ...] | list[Any]] | None = None,
+        **options: Unpack[CommonOptions],
+    ) -> MultiprocessContext[_T]: ...
+    @overload
+    def spawn(
+        func: Callable[..., _T],
+        args: tuple[Any, ...] | list[Any] = (),
+        nprocs: int = -1,
+        join: bool = True,
+        daemon: bool = False,
+        *,
+        rank_args: Iterable[tuple[Any, ...] | list[Any]] | None,
+        **options: Unpack[CommonOptions],
+    ) -> MultiprocessContext[_T]: ...
+
+
 def spawn(
     func: Callable[..., Any],
-    args: Sequence[Any] = (),
+    args: tuple[Any, ...] | list[Any] = (),
     nprocs: int = -1,
     join: bool = True,
     daemon: bool = False,
-    **options: Any,
-) -> MultiprocessContext:
+    **options: Unpack[Options],
+) -> MultiprocessContext[Any]:
     """Run ``func(*args)`` in ``nprocs`` ranked worker processes.
 
     With ``join=True`` it blocks until all workers ended well; with ``join=False`` it returns
@@ -98,9 +161,11 @@ def spawn(
             f"spawn() needs Linux, whose pidfd and /proc it uses; this is {sys.platform}"
         )
 
+    from rankspawn.caller import at_users_line
     from rankspawn.spawning import spawn_ranks
 
-    return spawn_ranks(func, args, nprocs, join, daemon, options)
+    with at_users_line:
+        return spawn_ranks(func, args, nprocs, join, daemon, options)
 
 
 def __getattr__(name: str) -> object:

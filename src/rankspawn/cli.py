@@ -12,18 +12,18 @@ from dataclasses import asdict
 
 from rankspawn import __version__
 
-__all__ = ["main"]
-
 _BROKEN_PIPE = 141  # as a shell has it for SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit code is what it found."""
+    """The exit code of the command, which is run with these arguments or the process's own."""
     arguments = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     try:
-        code = doctor(as_json=arguments.json)
+        code = _doctor(as_json=arguments.json)
+        # Here, where the error can be caught, and not when the interpreter ends.
         sys.stdout.flush()
     except BrokenPipeError:  # `rankspawn doctor | head`
+        # What is still in the buffer gets written at the end, to a place that takes it.
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
@@ -31,40 +31,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The parser of the command line, with its one subcommand."""
     parser = argparse.ArgumentParser(
         prog="rankspawn",
         description="Tools around rankspawn.spawn. To run a script once per device, see rankrun.",
     )
     parser.add_argument("--version", action="version", version=f"rankspawn {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    one = commands.add_parser(
+    of_doctor = commands.add_parser(
         "doctor",
         help="show what rankspawn sees on this machine, and what spawn would do",
         description="Show devices, CPUs, limits and versions as rankspawn sees them, and what "
         "spawn(func) would do. Starts nothing and imports no framework. "
         "Exit code 1 if spawn would fail.",
     )
-    one.add_argument("--json", action="store_true", help="the same for programs")
+    of_doctor.add_argument("--json", action="store_true", help="the same for programs")
     return parser
 
 
-def doctor(*, as_json: bool) -> int:
-    """Print the report; 1 if something would make ``spawn`` fail, else 0."""
-    from rankspawn.doctor.facts import gather
-    from rankspawn.doctor.findings import ERROR, judge
-    from rankspawn.doctor.forecast import foresee
-    from rankspawn.doctor.wording import write
+def _doctor(*, as_json: bool) -> int:
+    """Print what the doctor found; 1 if something would make ``spawn`` fail, else 0."""
+    from rankspawn.doctor.facts import forecast_spawn, gather_facts
+    from rankspawn.doctor.findings import ERROR, find_problems
+    from rankspawn.doctor.report_text import format_report
     from rankspawn.machine import RealMachine
 
     machine = RealMachine()
-    facts, forecast = gather(os.environ, machine), foresee(os.environ, machine)
-    findings = judge(facts, forecast)
+    facts, forecast = gather_facts(os.environ, machine), forecast_spawn(os.environ, machine)
+    findings = find_problems(facts, forecast)
     if as_json:
-        report = {**facts, "spawn": forecast, "findings": [asdict(one) for one in findings]}
-        print(json.dumps(report, indent=2))  # noqa: T201 - what the command is for
+        found = {**facts, "spawn": forecast, "findings": list(map(asdict, findings))}
+        print(json.dumps(found, indent=2))  # noqa: T201 - what the command is for
     else:
         encoding = sys.stdout.encoding or "utf-8"
         # A terminal that knows no arrows gets question marks, no traceback.
-        text = write(facts, forecast, findings).encode(encoding, "replace").decode(encoding)
-        print(text)  # noqa: T201
+        text = format_report(facts, forecast, findings)
+        print(text.encode(encoding, "replace").decode(encoding))  # noqa: T201
     return int(any(finding.level == ERROR for finding in findings))

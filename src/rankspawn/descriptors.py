@@ -1,18 +1,18 @@
 """File descriptors that belong to the supervising process alone.
 
-A process that the user forks (or that we fork as a worker) inherits every descriptor, and a
-copy of a held port or of a lifeline keeps alive what should end with the parent. So each one
-is wrapped in an :class:`Owned`, and a forked child drops all of them at once. Programs that
-are executed drop them anyway: they are close-on-exec.
+Each is wrapped in an :class:`Owned`, and a forked child closes all of them at once. Programs
+that are executed do not get them anyway: they are close-on-exec.
 """
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         """A file, a socket, an :class:`Owned`."""
 
         def close(self) -> None:
-            """Close it; a second call does nothing."""
+            """Close the object; a second call does nothing."""
 
 
 # Which numbers are owned, a byte for each: a forked worker closes them in a few calls and touches
@@ -31,18 +31,20 @@ _owned = bytearray()
 # How many forks lie between this process and the one that imported this module. An object of
 # an earlier one does not own the number it holds any more.
 _generation = 0
-# Of a fork under way, by its thread: the descriptors that the child takes over.
-_handed_over: dict[int, Sequence[int]] = {}
+# Of a fork under way, by the id of its thread: the descriptors that stay open in the child.
+_kept_in_fork: dict[int, Sequence[int]] = {}
 _closables: weakref.WeakSet[Closable] = weakref.WeakSet()
+# Descriptors that the rest of a program opens while workers are being started.
+_SPARE = 64
 
 
-def close_in_forks(one: Closable) -> None:
-    """Have forked children close this, too."""
-    _closables.add(one)
+def close_in_forks(closable: Closable) -> None:
+    """Have forked children close ``closable``, too; it is not kept alive by this."""
+    _closables.add(closable)
 
 
 class Owned:
-    """One descriptor; closed by ``close``, by garbage collection, or in a forked child."""
+    """A descriptor that ``close``, garbage collection, or a fork (in the child) closes."""
 
     __slots__ = ("_fd", "_generation")
 
@@ -50,23 +52,25 @@ class Owned:
         self._fd = fd
         self._generation = _generation
         if fd >= len(_owned):
-            _owned.extend(bytes(fd + 1))  # in one call, so two threads can do it at once
+            # In one call, so that two threads can do it at once: more bytes than needed do no harm.
+            _owned.extend(bytes(fd + 1))
         _owned[fd] = True
 
     def fileno(self) -> int:
-        """The number, while it is open."""
+        """The number of the descriptor; ValueError if it is not open here."""
         if self.closed:
             raise ValueError("this descriptor was closed")
         return self._fd
 
     @property
     def closed(self) -> bool:
-        """True after ``close``, and in a forked child."""
+        """Whether this object owns no descriptor: after ``close``, and in a forked child."""
         return self._fd < 0 or self._generation != _generation
 
     def close(self) -> None:
-        """Close it; a second call does nothing."""
+        """Close the descriptor; a second call does nothing."""
         if not self.closed:
+            # The number is free for others from os.close on, so it is forgotten before.
             fd, self._fd = self._fd, -1
             _owned[fd] = False
             os.close(fd)
@@ -75,8 +79,49 @@ class Owned:
         self.close()
 
 
-class handed_over:
-    """A child that this thread forks in here keeps these descriptors, as its own."""
+class Waker(Owned):
+    """A descriptor that ends waits: readable from a :meth:`wake` to the next :meth:`clear`.
+
+    An eventfd: one number for both ends, never full, and without a reader's end whose closing
+    would be an error for whoever wakes. Python's own wakeup descriptor has to be a pipe, because
+    an eventfd does not take the single byte that is written for a signal (workers/interrupts.py).
+    """
+
+    __slots__ = ("_using",)
+
+    def __init__(self) -> None:
+        self._fd = -1  # closed, if there are too many open files
+        # Somebody may wake while another thread closes, and a number that was just closed may
+        # be somebody else's already. A handler of a signal may do so in the middle of either.
+        self._using = threading.RLock()
+        super().__init__(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+
+    def wake(self) -> None:
+        """Make it readable; from any thread, and also after ``close``, when it does nothing."""
+        if self.closed:  # in a forked child nobody may be left to let go of the lock
+            return
+        with self._using:
+            if not self.closed:
+                os.eventfd_write(self._fd, 1)
+
+    def clear(self) -> None:
+        """Make it unreadable, before looking at what happened: what comes later wakes again."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fileno())
+
+    def close(self) -> None:
+        """Close it; a second call does nothing."""
+        if not self.closed:
+            with self._using:
+                super().close()
+
+
+class kept_in_fork:
+    """A block in which a child that this thread forks keeps these descriptors, as its own.
+
+    A class, because it is entered for every rank between two forks, where each page that is
+    touched gets copied: a generator of contextlib touches more of them.
+    """
 
     __slots__ = ("_fds", "_thread")
 
@@ -85,19 +130,23 @@ class handed_over:
         self._thread = threading.get_ident()
 
     def __enter__(self) -> None:
-        _handed_over[self._thread] = self._fds
+        _kept_in_fork[self._thread] = self._fds
 
     def __exit__(self, *_: object) -> None:
-        _handed_over.pop(self._thread, None)
+        _kept_in_fork.pop(self._thread, None)
 
 
 def drop_in_forked_child() -> None:
-    """Runs in a forked child: close what belongs to the parent."""
+    """Runs in a forked child: close what belongs to the parent.
+
+    A copy of a held port or of a lifeline would keep alive what should end with the parent.
+    """
     global _generation  # noqa: PLW0603 - the process is in this state, not an object
     _generation += 1
-    for fd in _handed_over.get(threading.get_ident(), ()):
+    for fd in _kept_in_fork.get(threading.get_ident(), ()):
         _owned[fd] = False
-    _handed_over.clear()  # was of this fork; the same numbers may mean others in later ones
+    # It was of this fork; in later ones the same numbers may mean other descriptors.
+    _kept_in_fork.clear()
     end = 0
     while (first := _owned.find(1, end)) >= 0:  # runs of consecutive numbers
         end = _owned.find(0, first)
@@ -105,18 +154,18 @@ def drop_in_forked_child() -> None:
         os.closerange(first, end)
     _owned.clear()
     if len(_closables):
-        for one in list(_closables):
-            one.close()
+        for closable in list(_closables):
+            closable.close()
 
 
-# Registered once, at import, because a fork by anybody's code must be covered.
+# Registered once, at import, because a fork by anybody's code must be covered, the user's too.
 os.register_at_fork(after_in_child=drop_in_forked_child)
 
 
 def anonymous_file(name: str) -> int:
-    """A descriptor of a new file without a name, in memory where the system can.
+    """The descriptor of a new file without a path, in memory where the system can.
 
-    It vanishes with its last descriptor, so nothing is left behind however anyone dies.
+    The file vanishes with its last descriptor, so nothing is left however its users die.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name, os.MFD_CLOEXEC)
@@ -127,9 +176,28 @@ def anonymous_file(name: str) -> int:
     return fd
 
 
+def write_patiently(fd: int, data: bytes | memoryview) -> int:
+    """Write some bytes of the data, at least one, and say how many.
+
+    Waits for the reader, also if whoever gave us this descriptor does not want to wait.
+
+    Raises:
+        OSError: Nobody is there any more: the reader of a pipe left, a terminal was closed.
+    """
+    while True:
+        try:
+            return os.write(fd, data)
+        except BlockingIOError:
+            import select
+
+            poller = select.poll()  # select() takes no number above 1,023
+            poller.register(fd, select.POLLOUT)
+            poller.poll()
+
+
 @contextmanager
 def stdio_occupied() -> Iterator[None]:
-    """Have the numbers 0 to 2 in use, by the null device where they are free.
+    """A block in which the numbers 0 to 2 are in use, by the null device where they were free.
 
     In a parent that closed its standard streams new descriptors get these numbers, and a
     worker, which inherits them, would print into them.
@@ -144,3 +212,22 @@ def stdio_occupied() -> Iterator[None]:
     finally:
         for fd in fillers:
             os.close(fd)
+
+
+def make_room_for_descriptors(count: int) -> None:
+    """Raise the soft limit of open files if ``count`` more would not fit.
+
+    Raises:
+        OSError: They would not fit under the hard limit either.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + count + _SPARE
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    if hard != resource.RLIM_INFINITY and needed > hard:
+        raise OSError(
+            errno.EMFILE,
+            f"{needed} open files are needed, but this process may have {hard} at most "
+            "(the hard limit, see `ulimit -Hn`)",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -134,4 +134,5 @@ class SpawnTimeoutError(ProcessException, TimeoutError):
         super().__init__(msg, error_index, error_pid)
         self.stacks: dict[int, str] = dict(stacks or {})
         # The system's errors take their arguments for a number and its text.
-        self.errno = self.strerror = None
+        self.errno: int | None = None
+        self.strerror: str | None = None

@@ -1,4 +1,4 @@
-"""What this machine has: devices, CPUs, addresses.
+"""What this machine has: devices, CPUs, addresses; and what control groups leave of it.
 
 The effects behind ``plan``: everything is read when it is asked for, nothing at import.
 Devices are counted without a framework and without a CUDA context, which would take
@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
-from rankspawn.plan.vendors import vendor_of
+from rankspawn.cpython import may_have_library
+from rankspawn.plan.devices import vendor_of
 
-__all__ = ["RealMachine"]
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from typing import Any
+
+# NVIDIA's management library, as the loader knows it.
+NVML = "libnvidia-ml.so.1"
+# Without a limit, version 1 shows the largest multiple of a page.
+_NO_LIMIT = 2**60
 
 
 class RealMachine:
@@ -35,7 +44,7 @@ class RealMachine:
         proc: str = "/proc",
         sys: str = "/sys",
         dev: str = "/dev",
-        nvml: str = "libnvidia-ml.so.1",
+        nvml: str = NVML,
     ) -> None:
         self._proc = proc
         self._sys = sys
@@ -63,8 +72,8 @@ class RealMachine:
             count = len(os.sched_getaffinity(0))
         else:
             count = os.cpu_count() or 1
-        quotas = [quota for quota in self._quotas() if quota is not None]
-        return max(1, int(min([float(count), *quotas])))
+        quota = Cgroups(proc=self._proc, root=f"{self._sys}/fs/cgroup").cpu_quota()
+        return max(1, int(count if quota is None else min(count, quota)))
 
     def addresses(self) -> frozenset[str]:
         """IP addresses of this machine's interfaces, loopback included."""
@@ -116,49 +125,8 @@ class RealMachine:
     def _amd_gpus(self) -> int:
         """Nodes of the ROCm driver that can compute; CPUs are nodes too, without SIMDs."""
         nodes = f"{self._sys}/class/kfd/kfd/topology/nodes"
-        texts = [_read(f"{nodes}/{name}/properties") for name in _names(nodes)]
+        texts = [read_file(f"{nodes}/{name}/properties") for name in _names(nodes)]
         return sum(1 for text in texts if re.search(r"\bsimd_count [1-9]", text))
-
-    def _quotas(self) -> list[float | None]:
-        """Quotas in CPUs of every cgroup that this process is in, from both versions."""
-        quotas = []
-        for line in _read(f"{self._proc}/self/cgroup").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                for root in (f"{self._sys}/fs/cgroup", f"{self._sys}/fs/cgroup/unified"):
-                    quotas += [_quota_v2(group) for group in _with_parents(root, path)]
-            elif "cpu" in controllers.split(","):
-                root = f"{self._sys}/fs/cgroup/{controllers}"
-                quotas += [_quota_v1(group) for group in _with_parents(root, path)]
-        return quotas
-
-
-def _with_parents(root: str, path: str) -> list[str]:
-    """A cgroup and all groups above it: each of them can limit it.
-
-    In a container the path may be the host's and missing below ``root``; then ``root``
-    itself is the container's own group, which is why it is always included.
-    """
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    return ["/".join([root, *parts[:depth]]) for depth in range(len(parts), -1, -1)]
-
-
-def _quota_v2(group: str) -> float | None:
-    quota, _, period = _read(f"{group}/cpu.max").strip().partition(" ")
-    return _ratio(quota, period)
-
-
-def _quota_v1(group: str) -> float | None:
-    return _ratio(_read(f"{group}/cpu.cfs_quota_us"), _read(f"{group}/cpu.cfs_period_us"))
-
-
-def _ratio(quota: str, period: str) -> float | None:
-    """CPUs per period; None without a limit, which is ``max`` or ``-1``."""
-    try:
-        used, every = int(quota), int(period)
-    except ValueError:
-        return None
-    return used / every if used > 0 and every > 0 else None
 
 
 def _count(pattern: str, names: Iterable[str]) -> int:
@@ -175,32 +143,170 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def _read(path: str) -> str:
+def _count_by_nvml(library: str) -> int:
+    """Number of NVIDIA GPUs by their management library; 0 if it is absent or fails."""
+    nvml = open_nvml(library)
+    if nvml is None:
+        return 0
+    import ctypes
+
+    try:
+        count = ctypes.c_uint(0)
+        failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    except AttributeError:  # another library than we thought
+        return 0
+    finally:
+        nvml.nvmlShutdown()
+    return 0 if failed else count.value
+
+
+def open_nvml(library: str = NVML) -> Any:
+    """NVIDIA's management library, ready for use; None if it is absent or fails.
+
+    It is the caller's to call ``nvmlShutdown``.
+    """
+    if not may_have_library(library):
+        return None
+    try:
+        import ctypes
+
+        nvml = ctypes.CDLL(library)
+        return None if nvml.nvmlInit_v2() else nvml
+    except (OSError, AttributeError, ImportError):
+        return None
+
+
+class Cgroups:
+    """The control groups of this process and all above them, of both versions; read when asked.
+
+    A group is limited by all groups above it too; and in a container the path that the kernel
+    names may be the host's, while the container's own group is what is mounted at the root. So
+    every question goes from the own group up to the root that can be seen.
+
+    Args:
+        proc: Where procfs is mounted.
+        root: Where the file systems of control groups are mounted.
+    """
+
+    def __init__(self, *, proc: str = "/proc", root: str = "/sys/fs/cgroup") -> None:
+        self._root = root
+        self._listing = read_file(f"{proc}/self/cgroup").splitlines()
+
+    def cpu_quota(self) -> float | None:
+        """CPUs' worth of time that the tightest group allows; None without a limit."""
+        quotas = []
+        for folder in self._folders("cpu"):
+            used, _, period = read_file(f"{folder}/cpu.max").strip().partition(" ")
+            if not period:
+                used = read_file(f"{folder}/cpu.cfs_quota_us")
+                period = read_file(f"{folder}/cpu.cfs_period_us")
+            share, whole = _limit(used), _limit(period)
+            if share and whole:
+                quotas.append(share / whole)
+        return min(quotas, default=None)
+
+    def memory(self) -> dict[str, int | None]:
+        """Bytes allowed and used, of the tightest group."""
+        return self._tightest(
+            "memory",
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        )
+
+    def processes(self) -> dict[str, int | None]:
+        """Processes and threads allowed and running, of the tightest group."""
+        return self._tightest("pids", ("pids.max", "pids.current"))
+
+    def oom_kills(self) -> int | None:
+        """Processes killed so far for want of memory, as the nearest group that counts knows.
+
+        The kernel counts a kill in the group of whom it kills, whichever group's limit it was.
+        """
+        for folder in self._folders("memory"):
+            for name in ("memory.events", "memory.oom_control"):
+                count = _oom_kills(f"{folder}/{name}")
+                if count is not None:
+                    return count
+        return None
+
+    def _tightest(self, controller: str, *files: tuple[str, str]) -> dict[str, int | None]:
+        found: list[tuple[int, int | None]] = []
+        for folder in self._folders(controller):
+            for limit, use in files:
+                allowed = _limit(read_file(f"{folder}/{limit}"))
+                if allowed is not None and allowed < _NO_LIMIT:
+                    found.append((allowed, _limit(read_file(f"{folder}/{use}"))))
+        allowed, used = min(found, key=lambda pair: pair[0] - (pair[1] or 0), default=(None, None))
+        return {"limit": allowed, "used": used}
+
+    def _folders(self, controller: str) -> Iterator[str]:
+        """Folders that may tell about a controller: from the own group up to each root."""
+        for line in self._listing:
+            _, controllers, path = line.split(":", 2)
+            if not controllers:  # version 2, alone or beside the other
+                roots = [self._root, f"{self._root}/unified"]
+            elif controller in (names := controllers.split(",")):
+                # Mounted under all names of a hierarchy, not always in this order; then a link
+                # has the single name.
+                roots = [f"{self._root}/{controllers}"]
+                roots += [f"{self._root}/{controller}"] if len(names) > 1 else []
+            else:
+                continue
+            # A group outside of the namespace of this process is shown as /../…
+            parts = [part for part in path.split("/") if part not in ("", "..")]
+            for root in roots:
+                for depth in range(len(parts), -1, -1):
+                    yield "/".join([root, *parts[:depth]])
+
+
+@dataclass(frozen=True, slots=True)
+class OomCounts:
+    """How often memory ran out so far: in this control group, or else on the whole machine."""
+
+    group: int | None
+    machine: int | None
+
+
+def read_oom_counts(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> OomCounts:
+    """The kernel's counters; None where it has none that can be read."""
+    group = Cgroups(proc=proc, root=root).oom_kills()
+    return OomCounts(group, _oom_kills(f"{proc}/vmstat") if group is None else None)
+
+
+def describe_oom_kills(before: OomCounts, after: OomCounts) -> str | None:
+    """What the counters say about the time in between; None if they say nothing."""
+    for first, last, where in (
+        (before.group, after.group, "of this control group"),
+        (before.machine, after.machine, "on this machine"),
+    ):
+        if first is not None and last is not None and last > first:
+            killed = f"the kernel killed {last - first} process(es)"
+            return f"memory ran out: {killed} {where} meanwhile"
+    return None
+
+
+def _oom_kills(path: str) -> int | None:
+    """The counter of that name in a file of the kernel's."""
+    for line in read_file(path).splitlines():
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.isdecimal():
+            return int(value)
+    return None
+
+
+def _limit(text: str) -> int | None:
+    """A number above 0; None for ``max``, ``-1`` and what is not there."""
+    try:
+        number = int(text)
+    except ValueError:
+        return None
+    return number if number > 0 else None
+
+
+def read_file(path: str) -> str:
     """A small file's text; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
     except OSError:
         return ""
-
-
-def _count_by_nvml(library: str) -> int:
-    """Number of NVIDIA GPUs by their management library; 0 if it is absent or fails."""
-    try:
-        # A machine without the library is found out about in 0.5 ms; ctypes takes 6.
-        import _ctypes
-
-        _ctypes.dlopen(library, 0)
-        import ctypes
-
-        nvml = ctypes.CDLL(library)
-        if nvml.nvmlInit_v2() != 0:
-            return 0
-        try:
-            count = ctypes.c_uint(0)
-            failed = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
-            return 0 if failed else count.value
-        finally:
-            nvml.nvmlShutdown()
-    except (OSError, AttributeError, ImportError):
-        return 0

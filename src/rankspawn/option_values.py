@@ -16,25 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
-__all__ = [
-    "HIGHEST_PORT",
-    "read_address",
-    "read_addresses",
-    "read_choice",
-    "read_count",
-    "read_env",
-    "read_flag",
-    "read_ids",
-    "read_kwargs",
-    "read_modules",
-    "read_path",
-    "read_ranks",
-    "read_rows",
-    "read_seconds",
-    "read_text",
-    "read_variables",
-]
-
 HIGHEST_PORT = 65535
 # More ranks than a machine runs; an iterator may have no end.
 _MOST_ROWS = 100_000

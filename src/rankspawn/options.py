@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from rankspawn import option_values as read
-from rankspawn.warned import warn_caller
+from rankspawn.caller import warn_caller
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     Env = Mapping[str, str | None] | Callable[[int], Mapping[str, str | None]]
-
-__all__ = ["SpawnOptions", "check_args", "check_nprocs", "check_rank_args", "read_options"]
 
 BACKENDS = ("auto", "nccl", "bkcl", "xccl", "gloo")
 START_METHODS = ("spawn", "fork", "forkserver")
@@ -147,7 +145,9 @@ def _check_names(options: Mapping[str, Any]) -> None:
 
             supported = [f.name for f in fields(SpawnOptions) if f.name not in _DEPRECATED]
             known = [*supported, *_DEPRECATED, "func", "args", "nprocs", "join", "daemon"]
-            likely = [one for one in supported if one in name.lower() or name.lower() in one]
+            likely = [
+                option for option in supported if option in name.lower() or name.lower() in option
+            ]
             nearest = [*likely, *get_close_matches(name.lower(), known, n=1, cutoff=0.5)]
             hint = f": did you mean {nearest[0]!r}?" if nearest else "."
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Who am I: the rank of this process, read from its environment.
+"""The rank of this process and its place in the job, read from its environment.
 
 Runs in the worker, and anywhere else: a process that nobody told a rank is rank 0 of 1.
 Workers of torchrun and of Paddle's launcher find their ranks here too.
@@ -7,8 +7,6 @@ Workers of torchrun and of Paddle's launcher find their ranks here too.
 from __future__ import annotations
 
 import os
-
-__all__ = ["ParallelEnv", "get_local_rank", "get_rank", "get_world_size"]
 
 
 def get_rank() -> int:
@@ -22,12 +20,12 @@ def get_local_rank() -> int:
 
 
 def get_world_size() -> int:
-    """How many ranks there are on all nodes."""
+    """The number of ranks on all nodes."""
     return _number("WORLD_SIZE", "PADDLE_TRAINERS_NUM", default=1)
 
 
 class ParallelEnv:
-    """What this process was told about its place, as it was when this object was made.
+    """The place of this process in its job, as it was told when this object was made.
 
     Attributes:
         rank: Its number among all ranks.
@@ -53,24 +51,24 @@ class ParallelEnv:
     )
 
     def __init__(self) -> None:
-        self.rank = get_rank()
-        self.local_rank = get_local_rank()
-        self.world_size = get_world_size()
-        self.nnodes = _number("GROUP_WORLD_SIZE", "PADDLE_NNODES", default=1)
-        self.device_type = _device_type()
-        self.device_id = _number(f"FLAGS_selected_{self.device_type}s", default=0)
-        self.current_endpoint = os.environ.get("PADDLE_CURRENT_ENDPOINT", "")
+        self.rank: int = get_rank()
+        self.local_rank: int = get_local_rank()
+        self.world_size: int = get_world_size()
+        self.nnodes: int = _number("GROUP_WORLD_SIZE", "PADDLE_NNODES", default=1)
+        self.device_type: str = _device_type()
+        self.device_id: int = _number(f"FLAGS_selected_{self.device_type}s", default=0)
+        self.current_endpoint: str = os.environ.get("PADDLE_CURRENT_ENDPOINT", "")
         endpoints = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "")
-        self.trainer_endpoints = endpoints.split(",") if endpoints else []
+        self.trainer_endpoints: list[str] = endpoints.split(",") if endpoints else []
 
     @property
     def nranks(self) -> int:
-        """The same as ``world_size``."""
+        """``world_size``, under the name that Paddle uses."""
         return self.world_size
 
     @property
     def dev_id(self) -> int:
-        """The same as ``device_id``."""
+        """``device_id``, under the name that Paddle uses."""
         return self.device_id
 
     def __repr__(self) -> str:
@@ -79,6 +77,7 @@ class ParallelEnv:
 
 
 def _device_type() -> str:
+    """The kind of device that this process was given, ``cpu`` if nobody says."""
     told = os.environ.get("RANKSPAWN_DEVICE_TYPE")
     if told:
         return told
@@ -90,7 +89,7 @@ def _device_type() -> str:
 
 
 def _number(*names: str, default: int) -> int:
-    """The first of these variables that has a value, as a number."""
+    """The number in the first of these variables that has a value, else the default."""
     for name in names:
         text = os.environ.get(name)
         if text:

@@ -16,15 +16,11 @@ if TYPE_CHECKING:
 
     from rankspawn.workers.report import Report
 
-__all__ = ["report"]
-
 # A value may be a tensor on a device, and reading it takes a while: not more often than this.
 _VALUES_EVERY_NS = 100_000_000
-
-
-# What is known about this process: for which report of a worker that holds (at first for no
-# possible one), and who writes.
-_is_for: object = ...
+# The report of this worker for which `_write` was found out; at first one that cannot be, since
+# a process that is no worker has None.
+_known_report: object = ...
 _write: Callable[[float | None, float | None, Mapping[str, Any]], None] | None = None
 
 
@@ -41,39 +37,42 @@ def report(step: float | None = None, total: float | None = None, **values: Any)
     """
     module = sys.modules.get("rankspawn.workers.report")
     current = None if module is None else module.current
-    if current is not _is_for:
+    if current is not _known_report:
         _find_reader(current)
     if _write is not None:
         _write(step, total, values)
 
 
 def _find_reader(current: Report | None) -> None:
-    """Once in each process: see whether somebody looks. A fork has a report of its own."""
-    global _is_for, _write  # noqa: PLW0603 - the process is in this state, not an object
+    """Find out who writes for the report of this process: nobody, if nobody looks.
+
+    Called once in each process: a fork has a report of its own.
+    """
+    global _known_report, _write  # noqa: PLW0603 - the process is in this state, not an object
     from rankspawn.workers.report import LOOKED_AT
 
-    _is_for, _write = current, None
+    _known_report, _write = current, None
     if current is not None and current.flags() & LOOKED_AT:
         _write = _Writer(current).write
 
 
 class _Writer:
-    """Puts records into the report of this rank."""
+    """Puts records of steps and values into the report of this rank."""
 
-    def __init__(self, to: Report) -> None:
+    def __init__(self, rank_report: Report) -> None:
         from rankspawn.workers.steps import pack_steps
 
-        self._to = to
+        self._rank_report = rank_report
         self._pack = pack_steps
         self._serial = 0
         self._text = ""
         self._due_ns = 0
-        # What was said last, while its values are not written yet.
+        # The last call of report(), while its values are not written yet.
         self._late: tuple[float | None, float | None, Mapping[str, Any]] | None = None
-        to.write_steps = self.write_late
+        rank_report.write_steps = self.write_late
 
     def write(self, step: float | None, total: float | None, values: Mapping[str, Any]) -> None:
-        """Steps at once, values now and then."""
+        """Write the steps at once, and the values if they are due."""
         now = monotonic_ns()
         if now < self._due_ns:
             self._late = (step, total, values)
@@ -84,22 +83,24 @@ class _Writer:
         self._put(step, total)
 
     def write_late(self) -> None:
-        """At the end of the rank: what was put off."""
+        """Write the values that were put off; called at the end of the rank."""
         if self._late is not None:
             step, total, values = self._late
             self._text = _describe(values)
             self._put(step, total)
 
     def _put(self, step: float | None, total: float | None) -> None:
+        """Write a record with the values of the last text."""
         self._serial += 1
         try:
             record = self._pack(self._serial, _number(step), _number(total), self._text)
-            self._to.put_steps(record)
+            self._rank_report.put_steps(record)
         except OSError:  # no memory left, or the program closed what is not its own
             return
 
 
 def _number(value: float | None) -> float | None:
+    """The value as a float; None if it is none, since ``report`` never raises for a value."""
     try:
         return None if value is None else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -107,18 +108,17 @@ def _number(value: float | None) -> float | None:
 
 
 def _describe(values: Mapping[str, Any]) -> str:
+    """The values as a text for people: ``loss=0.25 lr=0.1``."""
     return " ".join(f"{name}={_text_of(value)}" for name, value in values.items())
 
 
 def _text_of(value: Any) -> str:
+    """A value in one line, numbers with four digits."""
     try:
-        # Scalars of frameworks, too, have a number, and a long text.
-        if isinstance(value, float) or (not isinstance(value, (str, int)) and _is_scalar(value)):
+        # Scalars of frameworks have a number as well, and a long text. Texts are left out by
+        # name, because numpy's have a `__float__`, too; ints are shown with all digits.
+        if hasattr(value, "__float__") and not isinstance(value, (str, int)):
             return f"{float(value):.4g}"
         return " ".join(str(value).split())
     except Exception:  # anybody's code
         return "?"
-
-
-def _is_scalar(value: Any) -> bool:
-    return hasattr(value, "__float__")

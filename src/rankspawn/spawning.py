@@ -7,25 +7,23 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rankspawn.caller import file_of_caller, in_notebook, warn_caller
+from rankspawn.descriptors import make_room_for_descriptors
 from rankspawn.machine import RealMachine
-from rankspawn.notebooks import in_notebook
 from rankspawn.options import SpawnOptions, check_args, check_nprocs, check_rank_args, read_options
-from rankspawn.plan.describe import describe
-from rankspawn.plan.job import Job, make_plan, resolve
+from rankspawn.plan.job import Job, describe, make_plan, resolve
 from rankspawn.plan.ports import hold_ports
-from rankspawn.warned import file_of_caller, warn_caller
+from rankspawn.supervise.context import MultiprocessContext, start_context
+from rankspawn.supervise.supervisor import SupervisionPolicy
 from rankspawn.workers import child
-from rankspawn.workers.context import MultiprocessContext, start_context
 from rankspawn.workers.group import WorkerGroup
-from rankspawn.workers.limits import make_room_for_descriptors
-from rankspawn.workers.orders import StartSettings, Task
-from rankspawn.workers.start import start_group, warn_about_threads
-from rankspawn.workers.supervisor import Policy, Spectator
+from rankspawn.workers.start import StartSettings, Task, start_group
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    from rankspawn.supervise.group import Spectator
+    from rankspawn.view.request import ShowRequest
     from rankspawn.view.sources import Place
-    from rankspawn.view.wanted import Wanted
 
 
 def spawn_ranks(
@@ -52,13 +50,16 @@ def spawn_ranks(
     options = read_options(given)
     arguments = check_args(args)
     job = resolve(check_nprocs(nprocs), options, os.environ, RealMachine())
-    check_rank_args(options.rank_args, job.nprocs)
+    check_rank_args(options.rank_args, job.resources.nprocs)
     spectators = _spectators(job)
-    if job.warning:
-        warn_caller(job.warning, UserWarning)
+    if job.resources.warning:
+        warn_caller(job.resources.warning, UserWarning)
     task = Task(func, arguments, options.kwargs, options.rank_args)
     settings = _settings(options, daemon=bool(daemon))
-    warn_about_threads(settings)
+    if settings.start_method == "fork":
+        from rankspawn.workers.forked import warn_about_threads
+
+        warn_about_threads()
     start = _starter(task, job, settings)
     return start_context(start, _policy(options), join=bool(join), spectators=spectators)
 
@@ -71,62 +72,64 @@ def refuse_while_loading() -> None:
 
 def _settings(options: SpawnOptions, *, daemon: bool) -> StartSettings:
     log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)
-    wanted = _wanted(options)
+    shown = _show_request(options)
     return StartSettings(
         options.start_method,
         daemon,
         options.preload,
         log_dir,
-        captures=wanted is not None and wanted.captures,
+        captures=shown is not None and shown.captures,
         looked_at=options.progress,
         debug_rank=options.debug,
     )
 
 
-def _wanted(options: SpawnOptions) -> Wanted | None:
+def _show_request(options: SpawnOptions) -> ShowRequest | None:
     """What is to be shown; whoever asks for nothing does not even load what decides."""
     asked = options.tee is not None or options.progress or in_notebook()
     if not asked and options.prefix is None:
         return None
-    from rankspawn.view.wanted import decide
+    from rankspawn.view.request import read_show_request
 
-    return decide(options, in_notebook=in_notebook())
+    return read_show_request(options, in_notebook=in_notebook())
 
 
 def _spectators(job: Job) -> list[Spectator]:
     """Who shows what the ranks do, or lends one of them the terminal."""
     options = job.options
     spectators: list[Spectator] = []
-    world_size = job.nprocs * len(job.topology.nodes)
-    wanted = _wanted(options)
+    world_size = job.topology.world_size
+    shown = _show_request(options)
     if (options.tee, options.prefix, options.debug) != (None, None, None):
-        from rankspawn.view.wanted import check_wanted
+        from rankspawn.view.request import check_show_request
 
-        check_wanted(options, wanted, world_size)
-    if wanted is not None:
+        check_show_request(options, shown, world_size)
+    if shown is not None:
         from rankspawn.view.viewer import View
 
-        spectators.append(View(wanted, _places(job, world_size)))
+        spectators.append(View(shown, _places(job)))
     if options.debug is not None:
         if in_notebook():
             raise ValueError(f"debug={options.debug} needs a terminal, which a notebook has not")
-        from rankspawn.workers.terminal import LentTerminal
+        from rankspawn.view.terminal import LentTerminal
 
         spectators.append(LentTerminal(options.debug))
     return spectators
 
 
-def _places(job: Job, world_size: int) -> list[Place]:
+def _places(job: Job) -> list[Place]:
     """What the view calls each rank of this node."""
     from rankspawn.view.sources import Place
 
+    resources, topology = job.resources, job.topology
+    kind = resources.device_type
     places = []
-    for at in range(job.nprocs):
-        device = job.devices[at].id if job.devices else None
-        name = job.device_type if device is None else f"{job.device_type} {device}"
-        gpu = device if job.device_type == "gpu" else None
-        rank = job.topology.node_rank * job.nprocs + at
-        places.append(Place(rank, at, world_size, name, gpu))
+    for index in range(resources.nprocs):
+        device = resources.devices[index].id if resources.devices else None
+        name = kind if device is None else f"{kind} {device}"
+        gpu = device if kind == "gpu" else None
+        rank = topology.first_rank + index
+        places.append(Place(rank, index, topology.world_size, name, gpu))
     return places
 
 
@@ -136,8 +139,8 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
     run_id = uuid.uuid4().hex
 
     def start(restart_count: int) -> WorkerGroup:
-        make_room_for_descriptors(_descriptors_per_rank(options) * job.nprocs)
-        ports = hold_ports(job)
+        make_room_for_descriptors(_descriptors_per_rank(options) * job.resources.nprocs)
+        ports = hold_ports(job.topology)
         try:
             plan = make_plan(job, ports.ports, run_id=run_id, restart_count=restart_count)
             if options.print_config:
@@ -160,14 +163,14 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
 
 def _descriptors_per_rank(options: SpawnOptions) -> int:
     """How many this process has open for each rank."""
-    if _wanted(options):  # also its output, and copies of that and of the outcome
-        return 6
+    if _show_request(options):  # also its output, and a copy of that
+        return 5
     # A port, a sentinel and an outcome; a log while it is being started.
     return 3 if options.log_dir is None else 4
 
 
-def _policy(options: SpawnOptions) -> Policy:
-    return Policy(
+def _policy(options: SpawnOptions) -> SupervisionPolicy:
+    return SupervisionPolicy(
         options.grace_period,
         options.timeout,
         options.max_restarts,

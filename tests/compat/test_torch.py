@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rankspawn.compat import torch as mp
+from rankspawn.option_types import StartMethod
 from tests import jobs
 
 
@@ -23,13 +24,13 @@ def fail_if(index: int, which: int, how: str) -> None:
     jobs.sleep_for_ever()
 
 
-def test_joined_returns_none(start_method: str) -> None:
+def test_joined_returns_none(start_method: StartMethod) -> None:
     answer = mp.start_processes(index_and, args=("a",), nprocs=2, start_method=start_method)
 
     assert answer is None
 
 
-def test_the_index_comes_first(start_method: str) -> None:
+def test_the_index_comes_first(start_method: StartMethod) -> None:
     context = mp.start_processes(
         index_and, args=("a", "b"), nprocs=2, join=False, start_method=start_method
     )
@@ -59,7 +60,7 @@ def test_messages_are_torchs(how: str, kind: type[mp.ProcessException], message:
     assert caught.value.error_pid == caught.value.pid > 0
 
 
-def test_the_message_of_an_exception_is_torchs(start_method: str) -> None:
+def test_the_message_of_an_exception_is_torchs(start_method: StartMethod) -> None:
     with pytest.raises(mp.ProcessRaisedException) as caught:
         mp.start_processes(fail_if, args=(0, "raise"), nprocs=2, start_method=start_method)
 
@@ -99,6 +100,7 @@ def test_torch_is_not_imported(tmp_path: Path) -> None:
     assert done.stdout == "False\n"
 
 
+@pytest.mark.untraced
 def test_a_worker_does_not_import_what_starts_workers(tmp_path: Path) -> None:
     """Although it imports these names, with the script."""
     (tmp_path / "script.py").write_text(
@@ -119,7 +121,7 @@ def test_a_worker_does_not_import_what_starts_workers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("nprocs", [0, -1, True, "2"])
 def test_a_wrong_number_of_processes_is_refused(nprocs: object) -> None:
     with pytest.raises((TypeError, ValueError), match="nprocs"):
-        mp.spawn(index_and, nprocs=nprocs)  # type: ignore[arg-type]
+        mp.spawn(index_and, nprocs=nprocs)  # type: ignore[call-overload]
 
 
 def test_another_start_method_is_warned_about_and_not_used() -> None:
@@ -129,9 +131,9 @@ def test_another_start_method_is_warned_about_and_not_used() -> None:
 
 def test_an_unknown_start_method_is_refused() -> None:
     with pytest.raises(ValueError, match="bogus"):
-        mp.start_processes(index_and, nprocs=1, start_method="bogus")
+        mp.start_processes(index_and, nprocs=1, start_method="bogus")  # type: ignore[call-overload]
 
 
 def test_wrong_arguments_have_a_traceback() -> None:
     with pytest.raises(mp.ProcessRaisedException, match=r"Traceback \(most recent call last\):"):
-        mp.spawn(environment_of, args=(1, 2), nprocs=1)
+        mp.spawn(environment_of, args=(1, 2), nprocs=1)  # type: ignore[arg-type]

@@ -1,16 +1,14 @@
-"""What the facts mean: pure, with facts of other machines."""
+"""The findings about other machines, given as facts, and the report made of them."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rankspawn.doctor.cgroups import Cgroups
-from rankspawn.doctor.findings import Finding, judge
-from rankspawn.doctor.forecast import foresee
-from rankspawn.doctor.wording import write
+from rankspawn.doctor.facts import forecast_spawn
+from rankspawn.doctor.findings import Finding, find_problems
+from rankspawn.doctor.report_text import format_report
 from tests.plan.conftest import FakeMachine
 
 GIB = 2**30
@@ -70,7 +68,7 @@ LITTLE = {"path": "/dev/shm", "total": 64 * 2**20, "free": 64 * 2**20, "writable
 
 
 def test_all_is_well() -> None:
-    assert judge(facts(), FORECAST) == []
+    assert find_problems(facts(), FORECAST) == []
 
 
 # In one test, since there are many and each is quick.
@@ -102,13 +100,13 @@ def test_every_finding_says_what_to_do() -> None:
         ({"software__in_worker": True}, "note", "itself a worker"),
     ]
     for changes, level, words in cases:
-        [finding] = judge(facts(**changes), FORECAST)
+        [finding] = find_problems(facts(**changes), FORECAST)
         assert (finding.level, words in finding.what) == (level, True), finding
         assert finding.do
 
 
 def test_errors_come_first() -> None:
-    found = judge(
+    found = find_problems(
         facts(system__sigint_ignored=True, system__sh=False, system__pidfd=False), FORECAST
     )
 
@@ -118,7 +116,7 @@ def test_errors_come_first() -> None:
 @pytest.mark.parametrize("ranks", [1, 300])
 def test_the_text_fits_80_columns(ranks: int) -> None:
     machine = FakeMachine(cpu=ranks)
-    forecast = foresee({}, machine)
+    forecast = forecast_spawn({}, machine)
     finding = Finding("warning", "word " * 60, "do " * 60)
     device = {
         "type": "gpu",
@@ -128,40 +126,15 @@ def test_the_text_fits_80_columns(ranks: int) -> None:
         "visible": [str(number) for number in range(64)],
     }
 
-    lines = write(facts(devices=[device]), forecast, [finding]).splitlines()
+    lines = format_report(facts(devices=[device]), forecast, [finding]).splitlines()
 
     assert max(map(len, lines)) <= 80
     assert f"  workers         {ranks}, backend gloo" in lines
 
 
 def test_an_impossible_environment_is_an_answer_too() -> None:
-    forecast = foresee({"CPU_NUM": "0"}, FakeMachine(cpu=2))
+    forecast = forecast_spawn({"CPU_NUM": "0"}, FakeMachine(cpu=2))
 
     assert forecast == {"error": "ValueError: CPU_NUM='0' must be a positive number"}
-    assert "CPU_NUM='0'" in write(facts(), forecast, [])
-    assert judge(facts(), forecast)[0].level == "error"
-
-
-def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
-    (tmp_path / "proc" / "self").mkdir(parents=True)
-    (tmp_path / "proc" / "self" / "cgroup").write_text("0::/a/b\n4:memory:/c\n")
-    files = {
-        "a/cpu.max": "150000 100000",
-        "a/b/cpu.max": "max 100000",
-        "a/memory.max": "4000",
-        "a/memory.current": "100",
-        "a/pids.max": "max",
-        "memory/c/memory.limit_in_bytes": "3000",
-        "memory/c/memory.usage_in_bytes": "1000",
-        "memory/memory.limit_in_bytes": "9223372036854771712",
-    }
-    for name, text in files.items():
-        path = tmp_path / "sys" / "fs" / "cgroup" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-
-    groups = Cgroups(proc=str(tmp_path / "proc"), sys=str(tmp_path / "sys"))
-
-    assert groups.cpu_quota() == 1.5
-    assert groups.memory() == {"limit": 3000, "used": 1000}
-    assert groups.processes() == {"limit": None, "used": None}
+    assert "CPU_NUM='0'" in format_report(facts(), forecast, [])
+    assert find_problems(facts(), forecast)[0].level == "error"

@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 
 import rankspawn
+from rankspawn.option_types import StartMethod
 from rankspawn.workers import forkserver, group
 from rankspawn.workers.marker import find_marked, new_mark
 from tests import jobs
@@ -83,7 +84,7 @@ def _descriptors() -> dict[int, str]:
     return found
 
 
-def attempt(start_method: str, nprocs: int = 2, **options: Any) -> Any:
+def attempt(start_method: StartMethod, nprocs: int = 2, **options: Any) -> Any:
     """The results of workers that return their rank, or the error with its notes."""
     try:
         return rankspawn.spawn(
@@ -105,12 +106,12 @@ def limit_open_files(soft: int, hard: int | None = None) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, before if hard is None else hard))
 
 
-def too_few_open_files(start_method: str) -> Any:
+def too_few_open_files(start_method: StartMethod) -> Any:
     limit_open_files(100, 100)
     return attempt(start_method, nprocs=50)
 
 
-def descriptors_run_out(start_method: str) -> Any:
+def descriptors_run_out(start_method: StartMethod) -> Any:
     """Something else takes all but a few descriptors when the start has begun."""
     logging.disable()  # that the guardian could not be started is logged
     limit_open_files(300, 300)
@@ -138,7 +139,7 @@ def _take_descriptors(spare: int, taken: list[int], rank: int) -> dict[str, str]
     return {}
 
 
-def processes_run_out(start_method: str, spare: str) -> Any:
+def processes_run_out(start_method: StartMethod, spare: str) -> Any:
     """None of the workers ends before all have been started."""
     go = multiprocessing.get_context("spawn").Event()
     with limited_processes(int(spare)):
@@ -216,7 +217,7 @@ def _read(path: str) -> str:
         return file.read()
 
 
-def many_workers(start_method: str, nprocs: str) -> bool:
+def many_workers(start_method: StartMethod, nprocs: str) -> bool:
     """Workers that do nothing; they need not even import anything."""
     limit_open_files(1024)
     results = rankspawn.spawn(
@@ -228,18 +229,18 @@ def many_workers(start_method: str, nprocs: str) -> bool:
 # --- folders, streams, environment
 
 
-def plain(start_method: str) -> Any:
+def plain(start_method: StartMethod) -> Any:
     return attempt(start_method)
 
 
-def deleted_folder(start_method: str, path: str) -> Any:
+def deleted_folder(start_method: StartMethod, path: str) -> Any:
     os.chdir(path)
     os.rmdir(path)
     sys.path.insert(0, "")  # as in a REPL, a notebook or python -c
     return attempt(start_method)
 
 
-def closed_streams(start_method: str, *streams: str) -> Any:
+def closed_streams(start_method: StartMethod, *streams: str) -> Any:
     print("buffered", end="")
     for stream in streams:
         os.close(int(stream))
@@ -248,7 +249,7 @@ def closed_streams(start_method: str, *streams: str) -> Any:
     return outcome
 
 
-def large_variable(start_method: str, size: str, where: str) -> Any:
+def large_variable(start_method: StartMethod, size: str, where: str) -> Any:
     value = "x" * int(size)
     if where == "parent":
         os.environ["LARGE"] = value
@@ -256,7 +257,7 @@ def large_variable(start_method: str, size: str, where: str) -> Any:
     return attempt(start_method, env={"LARGE": value})
 
 
-def many_variables(start_method: str) -> Any:
+def many_variables(start_method: StartMethod) -> Any:
     for number in range(30):
         os.environ[f"LARGE_{number}"] = "x" * 100_000
     return attempt(start_method)
@@ -265,14 +266,14 @@ def many_variables(start_method: str) -> Any:
 # --- what else goes on in the program
 
 
-def start_method_set_by_others(start_method: str, theirs: str) -> Any:
+def start_method_set_by_others(start_method: StartMethod, theirs: str) -> Any:
     multiprocessing.set_start_method(theirs)
     outcome = attempt(start_method)
     assert multiprocessing.get_start_method() == theirs
     return outcome
 
 
-def threads_in_parent(start_method: str) -> Any:
+def threads_in_parent(start_method: StartMethod) -> Any:
     """How many warnings there are."""
     end = threading.Event()
     threads = [threading.Thread(target=end.wait) for _ in range(4)]
@@ -287,7 +288,7 @@ def threads_in_parent(start_method: str) -> Any:
     return outcome, [str(one.message) for one in caught]
 
 
-def in_asyncio(start_method: str) -> Any:
+def in_asyncio(start_method: StartMethod) -> Any:
     async def start() -> Any:
         blocking = attempt(start_method)
         context = rankspawn.spawn(
@@ -299,7 +300,7 @@ def in_asyncio(start_method: str) -> Any:
     return asyncio.run(start())
 
 
-def in_daemonic_process(start_method: str, theirs: str) -> Any:
+def in_daemonic_process(start_method: StartMethod, theirs: str) -> Any:
     mp: Any = multiprocessing.get_context(theirs)
     ours, end = mp.Pipe(duplex=False)
     with ours, end:
@@ -316,17 +317,17 @@ def in_daemonic_process(start_method: str, theirs: str) -> Any:
     return outcome
 
 
-def _send_outcome(end: Any, start_method: str) -> None:
+def _send_outcome(end: Any, start_method: StartMethod) -> None:
     end.send(attempt(start_method))
     forkserver.stop_servers()
 
 
-def sigchld_ignored(start_method: str) -> Any:
+def sigchld_ignored(start_method: StartMethod) -> Any:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     return attempt(start_method), _failure(start_method, "raise"), _failure(start_method, "SIGKILL")
 
 
-def sigchld_ignored_and_workers_gone_at_once(start_method: str) -> Any:
+def sigchld_ignored_and_workers_gone_at_once(start_method: StartMethod) -> Any:
     """The worker ended, and nobody had to reap it, before we could get hold of it."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     pidfd_open = os.pidfd_open
@@ -340,7 +341,7 @@ def sigchld_ignored_and_workers_gone_at_once(start_method: str) -> Any:
     return attempt(start_method)
 
 
-def others_wait_for_every_child(start_method: str) -> Any:
+def others_wait_for_every_child(start_method: StartMethod) -> Any:
     end = threading.Event()
 
     def wait_for_every_child() -> None:
@@ -364,7 +365,7 @@ def others_wait_for_every_child(start_method: str) -> Any:
         thread.join()
 
 
-def _failure(start_method: str, how: str) -> str:
+def _failure(start_method: StartMethod, how: str) -> str:
     try:
         rankspawn.spawn(
             jobs.rank_fails, args=(1, how), nprocs=2, backend="gloo", start_method=start_method

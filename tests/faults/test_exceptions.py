@@ -12,12 +12,13 @@ import pytest
 
 import rankspawn
 from rankspawn import ProcessExitedException, ProcessRaisedException
+from rankspawn.option_types import StartMethod
 from tests import jobs
 from tests.faults import strange
 from tests.faults.conftest import AssertNothingLeft
 from tests.faults.strange import throw
 
-pytestmark = pytest.mark.usefixtures("_nothing_is_left_running")
+pytestmark = [pytest.mark.usefixtures("_nothing_is_left_running"), pytest.mark.untraced]
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def _nothing_is_left_running(assert_nothing_left: AssertNothingLeft) -> Any:
 
 
 def caught_from(
-    func: Callable[..., object], *args: object, start_method: str = "spawn"
+    func: Callable[..., object], *args: object, start_method: StartMethod = "spawn"
 ) -> ProcessRaisedException:
     """What the caller of a failing function gets; checked for what holds for every one."""
     with pytest.raises(ProcessRaisedException) as caught:
@@ -53,7 +54,7 @@ def original(error: ProcessRaisedException) -> Any:
 
 
 def caught_while_rank_0_waits(
-    func: Callable[..., object], *args: object, start_method: str
+    func: Callable[..., object], *args: object, start_method: StartMethod
 ) -> ProcessRaisedException:
     """What the caller gets of rank 1, which has half a second to write its report."""
     with pytest.raises(ProcessRaisedException) as caught:
@@ -101,7 +102,7 @@ def test_sys_exit_with_a_code_whose_str_raises() -> None:
 # --- how pickling and unpickling go wrong
 
 
-def test_what_cannot_be_pickled_comes_back_with_what_can(start_method: str) -> None:
+def test_what_cannot_be_pickled_comes_back_with_what_can(start_method: StartMethod) -> None:
     error = caught_from(throw, strange.make_lock, start_method=start_method)
 
     assert type(error.exception) is jobs.HoldsLock
@@ -109,7 +110,7 @@ def test_what_cannot_be_pickled_comes_back_with_what_can(start_method: str) -> N
     assert "lock" in original(error).lock, "its repr stands for what could not be sent"
 
 
-def test_what_cannot_be_unpickled_comes_back_in_pieces(start_method: str) -> None:
+def test_what_cannot_be_unpickled_comes_back_in_pieces(start_method: StartMethod) -> None:
     error = caught_from(
         throw, lambda: strange.UnreadableEverywhere("its text"), start_method=start_method
     )
@@ -120,7 +121,9 @@ def test_what_cannot_be_unpickled_comes_back_in_pieces(start_method: str) -> Non
 
 
 @pytest.mark.parametrize("how", ["raise", "exit"])
-def test_what_only_the_parent_cannot_unpickle_has_a_stand_in(start_method: str, how: str) -> None:
+def test_what_only_the_parent_cannot_unpickle_has_a_stand_in(
+    start_method: StartMethod, how: str
+) -> None:
     """Neither does SystemExit while unpickling end the caller's program."""
     error = caught_from(
         throw, lambda: strange.UnreadableInParent("its text", how), start_method=start_method
@@ -133,7 +136,7 @@ def test_what_only_the_parent_cannot_unpickle_has_a_stand_in(start_method: str, 
 
 @pytest.mark.parametrize("kind", [strange.KillsItsReader, strange.KillsInSetState])
 def test_unpickling_that_kills_the_reader_does_not_kill_the_parent(
-    start_method: str, kind: type[Exception]
+    start_method: StartMethod, kind: type[Exception]
 ) -> None:
     def make() -> Exception:
         error = kind("its text")
@@ -148,7 +151,7 @@ def test_unpickling_that_kills_the_reader_does_not_kill_the_parent(
     assert str(error.exception) == "its text"
 
 
-def test_pickling_that_exits_is_still_a_failure(start_method: str) -> None:
+def test_pickling_that_exits_is_still_a_failure(start_method: StartMethod) -> None:
     error = caught_from(
         throw, lambda: strange.ExitsWhenPickled("its text"), start_method=start_method
     )
@@ -156,7 +159,7 @@ def test_pickling_that_exits_is_still_a_failure(start_method: str) -> None:
     assert last_line(error) == "tests.faults.strange.ExitsWhenPickled: its text"
 
 
-def test_pickling_that_hangs_does_not_hold_the_group(start_method: str) -> None:
+def test_pickling_that_hangs_does_not_hold_the_group(start_method: StartMethod) -> None:
     error = caught_while_rank_0_waits(
         strange.raise_while_pickling_hangs_and_others_wait, start_method=start_method
     )
@@ -166,7 +169,7 @@ def test_pickling_that_hangs_does_not_hold_the_group(start_method: str) -> None:
 
 @pytest.mark.parametrize("kind", [strange.HangsWhenShown, strange.DiesWhenShown])
 def test_an_exception_that_cannot_be_shown_does_not_hold_the_group(
-    start_method: str, kind: type[Exception]
+    start_method: StartMethod, kind: type[Exception]
 ) -> None:
     error = caught_while_rank_0_waits(
         strange.raise_what_cannot_be_shown_and_others_wait, kind, start_method=start_method
@@ -183,7 +186,9 @@ def test_a_pickle_of_something_else_is_not_taken_for_the_exception() -> None:
     assert str(error.exception) == "its text"
 
 
-def test_the_end_of_a_pipe_is_not_taken_for_a_descriptor_of_the_parent(start_method: str) -> None:
+def test_the_end_of_a_pipe_is_not_taken_for_a_descriptor_of_the_parent(
+    start_method: StartMethod,
+) -> None:
     error = caught_from(strange.raise_with_pipe_end, start_method=start_method)
 
     assert isinstance(error.exception, ValueError)
@@ -239,7 +244,7 @@ def test_args_that_raise_lose_nothing_else() -> None:
 
 
 def test_a_chain_of_50_causes_is_whole_in_the_text_and_begins_in_the_exception(
-    start_method: str,
+    start_method: StartMethod,
 ) -> None:
     error = caught_from(strange.raise_chain, 50, start_method=start_method)
 
@@ -280,7 +285,7 @@ def test_causes_in_a_circle_come_to_an_end() -> None:
     assert str(original(error).__cause__) == "second"
 
 
-def test_nested_groups_come_back(start_method: str) -> None:
+def test_nested_groups_come_back(start_method: StartMethod) -> None:
     exception: Any = caught_from(
         throw, strange.make_deep_groups, start_method=start_method
     ).exception
@@ -326,7 +331,13 @@ def test_notes_come_back() -> None:
 def test_a_message_of_100_mb_comes_back() -> None:
     size = 100_000_000
     with pytest.raises(ProcessRaisedException) as caught:
-        rankspawn.spawn(throw, args=(lambda: strange.make_huge(size),), nprocs=1, backend="gloo")
+        rankspawn.spawn(
+            throw,
+            args=(lambda: strange.make_huge(size),),
+            nprocs=1,
+            backend="gloo",
+            grace_period=jobs.DEADLOCK,  # it is written in two seconds of a CPU, which may be busy
+        )
 
     assert len(str(caught.value.exception)) == size
     assert len(str(caught.value)) > size
@@ -347,7 +358,7 @@ def test_syntax_error_keeps_its_place() -> None:
     assert "value = = 1" in error.traceback
 
 
-def test_recursion_error(start_method: str) -> None:
+def test_recursion_error(start_method: StartMethod) -> None:
     error = caught_from(strange.raise_recursion_error, start_method=start_method)
 
     assert type(error.exception) is RecursionError
@@ -410,7 +421,7 @@ def test_text_that_is_no_utf_8_comes_back() -> None:
     assert original(error).args == ("half a character: \ud800",)
 
 
-def test_system_exit_in_a_thread_ends_the_thread_only(start_method: str) -> None:
+def test_system_exit_in_a_thread_ends_the_thread_only(start_method: StartMethod) -> None:
     context = rankspawn.spawn(
         strange.exit_in_a_thread, nprocs=1, backend="gloo", start_method=start_method
     )
@@ -434,7 +445,7 @@ def test_system_exit_in_a_thread_ends_the_thread_only(start_method: str) -> None
     ],
 )
 def test_a_result_that_cannot_be_pickled_names_the_culprit(
-    func: Callable[[], object], words: str, start_method: str
+    func: Callable[[], object], words: str, start_method: StartMethod
 ) -> None:
     error = caught_from(func, start_method=start_method)
 
@@ -445,7 +456,7 @@ def test_what_the_reduce_of_a_result_raised_is_said() -> None:
     assert "no such luck" in last_line(caught_from(strange.return_refusing))
 
 
-def test_a_result_that_only_the_parent_cannot_unpickle(start_method: str) -> None:
+def test_a_result_that_only_the_parent_cannot_unpickle(start_method: StartMethod) -> None:
     """It costs that result, each time anew, and none of the others."""
     context = rankspawn.spawn(
         strange.return_unreadable_on_rank_1, nprocs=3, backend="gloo", start_method=start_method

@@ -20,9 +20,12 @@ import pytest
 
 import rankspawn
 from rankspawn import MultiprocessContext, ProcessExitedException, ProcessRaisedException
+from rankspawn.option_types import StartMethod
 from tests.faults import injected
 from tests.faults.conftest import AssertNothingLeft
 from tests.faults.injected import FAULTY, Fault, FaultyWhenRead
+
+pytestmark = pytest.mark.untraced
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("job", "fault", "expected"), [*cases()])
 def test_fault(
-    start_method: str,
+    start_method: StartMethod,
     job: Callable[..., object],
     fault: Fault,
     expected: Expected,
@@ -196,7 +199,7 @@ def assert_outcome(context: MultiprocessContext, expected: Expected) -> None:
 
 
 def test_a_stopped_rank_does_not_hold_a_failed_one(
-    start_method: str, assert_nothing_left: AssertNothingLeft
+    start_method: StartMethod, assert_nothing_left: AssertNothingLeft
 ) -> None:
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     with ours, theirs:
@@ -216,7 +219,7 @@ def test_a_stopped_rank_does_not_hold_a_failed_one(
     assert_nothing_left()
 
 
-def start_well(start_method: str, *arguments: object, **options: Any) -> list[object]:
+def start_well(start_method: StartMethod, *arguments: object, **options: Any) -> list[str]:
     """A start without a fault in the worker; the faults before it are the subject."""
     return rankspawn.spawn(
         injected.take_argument,
@@ -229,7 +232,7 @@ def start_well(start_method: str, *arguments: object, **options: Any) -> list[ob
 
 
 def test_an_argument_that_cannot_be_pickled(
-    start_method: str, assert_nothing_left: AssertNothingLeft
+    start_method: StartMethod, assert_nothing_left: AssertNothingLeft
 ) -> None:
     argument = {"lock": threading.Lock()}
     if start_method == "fork":
@@ -243,7 +246,7 @@ def test_an_argument_that_cannot_be_pickled(
 
 @pytest.mark.parametrize("fault", [injected.raise_value_error, injected.raise_keyboard_interrupt])
 def test_an_argument_whose_pickling_fails(
-    start_method: str, fault: Fault, assert_nothing_left: AssertNothingLeft
+    start_method: StartMethod, fault: Fault, assert_nothing_left: AssertNothingLeft
 ) -> None:
     argument = injected.FaultyWhenWritten(fault)
     if start_method == "fork":
@@ -259,7 +262,7 @@ def test_an_argument_whose_pickling_fails(
 
 @pytest.mark.parametrize("executable", ["/nonexistent/python", "/dev/null", "/bin/false"])
 def test_an_executable_that_is_no_python(
-    start_method: str,
+    start_method: StartMethod,
     executable: str,
     monkeypatch: pytest.MonkeyPatch,
     assert_nothing_left: AssertNothingLeft,
@@ -280,7 +283,7 @@ def test_an_executable_that_is_no_python(
 
 
 def test_a_log_folder_that_cannot_be_made(
-    start_method: str, tmp_path: Path, assert_nothing_left: AssertNothingLeft
+    start_method: StartMethod, tmp_path: Path, assert_nothing_left: AssertNothingLeft
 ) -> None:
     file = tmp_path / "file"
     file.touch()

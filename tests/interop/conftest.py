@@ -18,9 +18,13 @@ def _standard_multiprocessing() -> None:
     torch's spawn uses the standard forkserver; the first Barrier opens the shared heap.
     """
     folder = tempfile.gettempdir()
+    place = str(Path(folder).parent)
+    # In it is the Unix socket of multiprocessing's server, whose path has 107 bytes at most.
+    if len(place) > 60:
+        place = "/tmp"
     # multiprocessing removes its folder when Python ends, and complains if that is gone by
     # then; so it must not lie inside the run's own.
-    tempfile.tempdir = str(Path(folder).parent)
+    tempfile.tempdir = place
     util.get_temp_dir()
     tempfile.tempdir = folder
     forkserver.ensure_running()

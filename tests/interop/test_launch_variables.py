@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from rankspawn.launch.config import UsageError, read_config
-from rankspawn.launch.controllers import plan_programs, ports_needed
+from rankspawn.launch.controllers import plan_programs, ports_needed, resolve_job
 from rankspawn.launch.controllers.ipu import ipu_command
-from rankspawn.launch.controllers.resources import resolve_job
 from rankspawn.launch.controllers.role_options import check_roles
 from rankspawn.launch.controllers.roles import listed_nodes
 from rankspawn.launch.programs import Node

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankspawn.launch.config import LaunchConfig, read_config
-from rankspawn.launch.controllers.resources import resolve_job
+from rankspawn.launch.controllers import resolve_job
 from rankspawn.launch.programs import Node, ProgramSpec
-from rankspawn.plan.job import Job
+from rankspawn.plan.resources import Resources
 from tests.plan.conftest import FakeMachine
 
 
@@ -17,7 +17,9 @@ def config_of(line: str, environ: Mapping[str, str] | None = None) -> LaunchConf
     return read_config([*line.split(), "train.py", "--lr", "0.1"], environ or {})
 
 
-def job_of(config: LaunchConfig, environ: Mapping[str, str] | None = None, **facts: Any) -> Job:
+def job_of(
+    config: LaunchConfig, environ: Mapping[str, str] | None = None, **facts: Any
+) -> Resources:
     """The resources of a machine with these facts; on the CPU without any."""
     return resolve_job(config, environ or {}, FakeMachine(**facts))
 

@@ -119,9 +119,12 @@ class Job:
         self.folder = folder
         self.members: list[Member] = []
         self._workers: list[Worker] = []
-        self._path = str(folder / "line")
+        # Its folder's descriptor stands for a path of any length: a Unix socket's has 107 bytes at
+        # most, and a folder of pytest's may be deeper. (An abstract name has no path, but ends at
+        # the border of a network namespace.)
+        self._place = os.open(folder, os.O_PATH)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self._path)
+        self._listener.bind(f"/proc/self/fd/{self._place}/line")
         self._listener.listen(64)
         self._listener.settimeout(DEADLOCK)
 
@@ -136,7 +139,7 @@ class Job:
         number = len(self.members)
         given = {
             "RANKSPAWN_JOB_TOKEN": TOKEN,
-            "REPORT_TO": self._path,
+            "REPORT_TO": str(self.folder),
             # What a killed launcher leaves there goes with the test.
             "TMPDIR": str(self.folder),
             **variables,
@@ -164,7 +167,7 @@ class Job:
         for _ in range(count):
             found.append(self._next_worker())
             self._workers.append(found[-1])
-        return sorted(found, key=lambda one: int(one.env.get("RANK", "0")))
+        return sorted(found, key=lambda worker: int(worker.env.get("RANK", "0")))
 
     def _next_worker(self) -> Worker:
         try:
@@ -181,16 +184,18 @@ class Job:
         A busy machine may lose a node for a moment, so there may be other starts in between.
         """
         seen = list(old)
-        before = newest = max(one.restarts for one in old)
+        before = newest = max(worker.restarts for worker in old)
         group: list[Worker] = []
         while newest == before or {len(group)} != {size, int(group[0]["WORLD_SIZE"])}:
             seen += self.workers(1)
-            newest = max(one.restarts for one in seen)
-            group = [one for one in seen if one.restarts == newest]
-        assert all(one.is_gone() for one in seen if one not in group), "two generations at once"
-        group.sort(key=lambda one: int(one["RANK"]))
-        assert [one["RANK"] for one in group] == [str(rank) for rank in range(size)]
-        assert {one["PADDLE_TRAINERS_NUM"] for one in group} == {str(size)}
+            newest = max(worker.restarts for worker in seen)
+            group = [worker for worker in seen if worker.restarts == newest]
+        assert all(worker.is_gone() for worker in seen if worker not in group), (
+            "two generations at once"
+        )
+        group.sort(key=lambda worker: int(worker["RANK"]))
+        assert [worker["RANK"] for worker in group] == [str(rank) for rank in range(size)]
+        assert {worker["PADDLE_TRAINERS_NUM"] for worker in group} == {str(size)}
         return group
 
     def codes(self) -> list[int]:
@@ -202,6 +207,7 @@ class Job:
         for worker in self._workers:
             worker.close()
         self._listener.close()
+        os.close(self._place)
 
 
 @contextlib.contextmanager

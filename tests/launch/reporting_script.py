@@ -12,7 +12,10 @@ def main() -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as line:
-        line.connect(os.environ["REPORT_TO"])
+        # By a descriptor of its folder, whose path may be too long for a socket.
+        place = os.open(os.environ["REPORT_TO"], os.O_PATH)
+        line.connect(f"/proc/self/fd/{place}/line")
+        os.close(place)
         told = {"pid": os.getpid(), "args": sys.argv[1:], "env": dict(os.environ)}
         line.sendall(f"{json.dumps(told)}\n".encode())
         print(f"rank {os.environ.get('RANK')} is up", flush=True)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rankspawn.launch.config import IpuConfig, LaunchConfig, UsageError, read_config
-from rankspawn.launch.flags import FLAGS, Flag, HelpRequest
-from rankspawn.plan.topology import WORKER_MARK
+from rankspawn.launch.config import IpuConfig, LaunchConfig, read_config
+from rankspawn.launch.flags import FLAGS, Flag, HelpRequest, UsageError
+from rankspawn.plan.environ import WORKER_VARIABLE
 
 ALL_FLAGS = [flag for group in FLAGS.values() for flag in group]
 
@@ -138,7 +138,7 @@ def test_version() -> None:
     ],
 )
 def test_variables_are_those_of_paddle(flag: str, variable: str) -> None:
-    assert {one.name: one.variable for one in ALL_FLAGS}[flag] == variable
+    assert {known.name: known.variable for known in ALL_FLAGS}[flag] == variable
 
 
 class TestDefaults:
@@ -396,7 +396,7 @@ class TestNodes:
 
 def test_a_launch_inside_a_worker_is_not_part_of_the_outer_job() -> None:
     outer = {
-        WORKER_MARK: "cpu",
+        WORKER_VARIABLE: "cpu",
         "PADDLE_MASTER": "10.0.0.1:1",
         "PADDLE_NNODES": "2",
         "PADDLE_LOG_DIR": "/outer",

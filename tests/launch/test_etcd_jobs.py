@@ -41,15 +41,15 @@ def left_in(etcd: Etcd, job_id: str) -> list[str]:
 
 
 def finish(workers: list[Worker]) -> None:
-    for one in workers:
-        one.say("exit 0")
+    for worker in workers:
+        worker.say("exit 0")
 
 
 def test_a_job_and_the_same_again_leave_nothing_behind(etcd: Etcd, job: Job) -> None:
     for _ in range(2):
         members = [job.start("--nnodes", "3", "--master", etcd.master) for _ in range(3)]
         workers = job.workers(3)
-        assert [one["GROUP_RANK"] for one in workers] == ["0", "1", "2"]
+        assert [worker["GROUP_RANK"] for worker in workers] == ["0", "1", "2"]
         finish(workers)
         assert [member.wait() for member in members] == [0, 0, 0]
         assert left_in(etcd, "default") == []
@@ -69,8 +69,8 @@ def test_jobs_with_different_ids_do_not_meet(etcd: Etcd, job: Job) -> None:
         for _ in range(2):
             job.start("--nnodes", "2", "--master", etcd.master, "--job_id", name)
     workers = job.workers(4)
-    assert len({one["TORCHELASTIC_RUN_ID"] for one in workers}) == 2
-    assert {one["WORLD_SIZE"] for one in workers} == {"2"}
+    assert len({worker["TORCHELASTIC_RUN_ID"] for worker in workers}) == 2
+    assert {worker["WORLD_SIZE"] for worker in workers} == {"2"}
     finish(workers)
     assert job.codes() == [0, 0, 0, 0]
 
@@ -96,7 +96,7 @@ def test_a_job_whose_nodes_all_died_can_be_started_again(etcd: Etcd, job: Job) -
     # At once, while etcd still counts the dead ones as alive.
     members = [job.start(*flags) for _ in range(2)]
     new = job.workers(2)
-    assert all(one.is_gone() for one in old), "two generations at once"
+    assert all(worker.is_gone() for worker in old), "two generations at once"
     assert old[0]["TORCHELASTIC_RUN_ID"] != new[0]["TORCHELASTIC_RUN_ID"]
     finish(new)
     assert [member.wait() for member in members] == [0, 0]

@@ -13,24 +13,24 @@ class TestLostNodes:
     pytestmark = pytest.mark.slow
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hangs"])
-    @pytest.mark.parametrize("at", [0, 1], ids=["master", "other"])
-    def test_end_the_job(self, job: Job, master: str, number: int, at: int) -> None:
+    @pytest.mark.parametrize("index", [0, 1], ids=["master", "other"])
+    def test_end_the_job(self, job: Job, master: str, number: int, index: int) -> None:
         flags = ("--nnodes", "2", "--master", master, *SHORT)
         first = job.start(*flags)
         first.wait_for("1 of 2 nodes are here")
         job.start(*flags)
         workers = job.workers(2)
-        lost, other = job.members[at], job.members[1 - at]
+        lost, other = job.members[index], job.members[1 - index]
         lost.send(number)
 
         assert other.wait() == 1
-        if at:
+        if index:
             assert "node 1 (127.0.0.1, " in other.said
             assert "vanished: no sign of life for 4 s" in other.said
         else:
             assert f"nothing was heard from {master}, where the nodes meet" in other.said
-        for one in workers:
-            one.wait_gone()
+        for worker in workers:
+            worker.wait_gone()
 
     def test_workers_that_fail_because_of_it_are_not_the_cause(self, job: Job, master: str) -> None:
         flags = ("--nnodes", "2", "--master", master, *SHORT)
@@ -54,11 +54,13 @@ class TestRestarts:
         old = job.workers(2)
         old[1].say("exit 3")
         new = job.workers(2)
-        assert all(one.is_gone() for one in old)
-        assert {one["TORCHELASTIC_RESTART_COUNT"] for one in new} == {"1"}
-        assert {one["TORCHELASTIC_MAX_RESTARTS"] for one in new} == {"1"}
+        assert all(worker.is_gone() for worker in old)
+        assert {worker["TORCHELASTIC_RESTART_COUNT"] for worker in new} == {"1"}
+        assert {worker["TORCHELASTIC_MAX_RESTARTS"] for worker in new} == {"1"}
         # A late message to the old ones does not reach the new ones.
-        endpoints = [set(one["PADDLE_TRAINER_ENDPOINTS"].split(",")) for one in (old[0], new[0])]
+        endpoints = [
+            set(worker["PADDLE_TRAINER_ENDPOINTS"].split(",")) for worker in (old[0], new[0])
+        ]
         assert endpoints[0].isdisjoint(endpoints[1])
         assert old[0]["TORCHELASTIC_RUN_ID"] == new[0]["TORCHELASTIC_RUN_ID"]
 
@@ -79,9 +81,9 @@ class TestRestarts:
         first.wait_for("1 of 2 nodes are here")
         third = job.start(*flags)
         new = job.workers(2)
-        assert all(one.is_gone() for one in old)
-        for one in new:
-            one.say("exit 0")
+        assert all(worker.is_gone() for worker in old)
+        for worker in new:
+            worker.say("exit 0")
         assert [first.wait(), third.wait()] == [0, 0]
 
     @pytest.mark.slow
@@ -106,7 +108,7 @@ class TestElastic:
         first.wait_for("1 of 3 nodes are here")
         second = job.start(*flags)
         workers = job.workers(2)
-        assert [one["WORLD_SIZE"] for one in workers] == ["2", "2"]
+        assert [worker["WORLD_SIZE"] for worker in workers] == ["2", "2"]
 
         third = job.start(*flags)
         workers = job.next_generation(workers, 3)
@@ -123,8 +125,8 @@ class TestElastic:
 
         fourth = job.start(*flags)
         workers = job.next_generation(workers, 3)
-        for one in workers:
-            one.say("exit 0")
+        for worker in workers:
+            worker.say("exit 0")
         assert [first.wait(), third.wait(), fourth.wait()] == [0, 0, 0]
 
     def test_a_node_that_hung_comes_back(self, job: Job, master: str) -> None:
@@ -140,8 +142,8 @@ class TestElastic:
         workers = job.next_generation(workers, 1)
         second.send(signal.SIGCONT)
         workers = job.next_generation(workers, 2)
-        for one in workers:
-            one.say("exit 0")
+        for worker in workers:
+            worker.say("exit 0")
         assert job.codes() == [0, 0]
 
     def test_restarts_are_counted_for_the_whole_job(self, job: Job, master: str) -> None:

@@ -22,21 +22,21 @@ def test_the_same_command_on_every_node(job: Job, master: str) -> None:
         job.start(*flags)
     workers = job.workers(4)
 
-    assert [one["RANK"] for one in workers] == ["0", "1", "2", "3"]
-    assert [one["PADDLE_TRAINER_ID"] for one in workers] == ["0", "1", "2", "3"]
-    assert [one["LOCAL_RANK"] for one in workers] == ["0", "1", "0", "1"]
-    assert [one["GROUP_RANK"] for one in workers] == ["0", "0", "1", "1"]
+    assert [worker["RANK"] for worker in workers] == ["0", "1", "2", "3"]
+    assert [worker["PADDLE_TRAINER_ID"] for worker in workers] == ["0", "1", "2", "3"]
+    assert [worker["LOCAL_RANK"] for worker in workers] == ["0", "1", "0", "1"]
+    assert [worker["GROUP_RANK"] for worker in workers] == ["0", "0", "1", "1"]
     for name in ("PADDLE_TRAINER_ENDPOINTS", "PADDLE_MASTER", "TORCHELASTIC_RUN_ID"):
-        assert len({one[name] for one in workers}) == 1
-    for one in workers:
-        assert (one["WORLD_SIZE"], one["PADDLE_NNODES"]) == ("4", "2")
-        endpoints = one["PADDLE_TRAINER_ENDPOINTS"].split(",")
+        assert len({worker[name] for worker in workers}) == 1
+    for worker in workers:
+        assert (worker["WORLD_SIZE"], worker["PADDLE_NNODES"]) == ("4", "2")
+        endpoints = worker["PADDLE_TRAINER_ENDPOINTS"].split(",")
         assert len(set(endpoints)) == 4
-        assert one["PADDLE_CURRENT_ENDPOINT"] == endpoints[int(one["RANK"])]
-        assert f"{one['MASTER_ADDR']}:{one['MASTER_PORT']}" == endpoints[0]
-        assert one["PADDLE_MASTER"] not in endpoints
-    for one in workers:
-        one.say("exit 0")
+        assert worker["PADDLE_CURRENT_ENDPOINT"] == endpoints[int(worker["RANK"])]
+        assert f"{worker['MASTER_ADDR']}:{worker['MASTER_PORT']}" == endpoints[0]
+        assert worker["PADDLE_MASTER"] not in endpoints
+    for worker in workers:
+        worker.say("exit 0")
     assert job.codes() == [0, 0]
 
 
@@ -49,13 +49,13 @@ def test_without_a_master_the_command_for_the_others_is_shown(job: Job) -> None:
     assert found is not None, first.said
     words = shlex.split(found[2])
     assert "--rank" not in words
-    at = words.index(SCRIPT)
-    job.start(*words[:at], script=words[at:], RANKSPAWN_JOB_TOKEN=found[1])
+    index = words.index(SCRIPT)
+    job.start(*words[:index], script=words[index:], RANKSPAWN_JOB_TOKEN=found[1])
 
     workers = job.workers(2)
-    assert [one.args for one in workers] == [["a b"], ["a b"]]
-    for one in workers:
-        one.say("exit 0")
+    assert [worker.args for worker in workers] == [["a b"], ["a b"]]
+    for worker in workers:
+        worker.say("exit 0")
     assert job.codes() == [0, 0]
 
 
@@ -81,8 +81,8 @@ def test_given_ranks_and_a_missing_one_is_named(job: Job, master: str) -> None:
     workers = job.workers(3)
     for number, rank in ((0, 0), (1, 2), (2, 1)):
         assert workers[rank]["PADDLE_LOG_DIR"].endswith(f"log{number}")
-    for one in workers:
-        one.say("exit 0")
+    for worker in workers:
+        worker.say("exit 0")
     assert job.codes() == [0, 0, 0]
 
 
@@ -123,28 +123,28 @@ def test_a_program_that_cannot_be_started_ends_the_job_everywhere(job: Job, mast
 
 
 @pytest.mark.parametrize(
-    ("number", "at"),
+    ("number", "index"),
     [
         pytest.param(signal.SIGINT, 1, id="ctrl-c"),
         pytest.param(signal.SIGTERM, 0, id="master", marks=pytest.mark.slow),
     ],
 )
 def test_a_node_that_is_asked_to_end_ends_the_job(
-    job: Job, master: str, number: int, at: int
+    job: Job, master: str, number: int, index: int
 ) -> None:
     first = job.start("--nnodes", "2", "--master", master)
     first.wait_for("1 of 2 nodes are here")
     job.start("--nnodes", "2", "--master", master)
     workers = job.workers(2)
-    job.members[at].send(number)
+    job.members[index].send(number)
 
     assert job.codes() == [128 + number] * 2
     name = signal.Signals(number).name
-    assert job.members[at].said.endswith(f"ended by {name} to the launcher\n")
-    other = job.members[1 - at].said
-    assert other.endswith(f"node {at} (127.0.0.1) was ended by {name} to its launcher\n")
-    for one in workers:
-        one.wait_gone()
+    assert job.members[index].said.endswith(f"ended by {name} to the launcher\n")
+    other = job.members[1 - index].said
+    assert other.endswith(f"node {index} (127.0.0.1) was ended by {name} to its launcher\n")
+    for worker in workers:
+        worker.wait_gone()
 
 
 @pytest.mark.slow
@@ -157,8 +157,8 @@ def test_asked_twice_does_not_wait(job: Job, master: str) -> None:
         member.send(signal.SIGINT)
         member.send(signal.SIGTERM)
     assert job.codes() in ([130, 130], [143, 143], [130, 143], [143, 130])
-    for one in workers:
-        one.wait_gone()
+    for worker in workers:
+        worker.wait_gone()
 
 
 @pytest.mark.slow
@@ -208,8 +208,8 @@ def test_a_waiting_node_survives_the_masters_restart(job: Job, master: str) -> N
     first.end()
     again = job.start(*flags, "--rank", "0")
     last = job.start(*flags, "--rank", "2")
-    for one in job.workers(3):
-        one.say("exit 0")
+    for worker in job.workers(3):
+        worker.say("exit 0")
     assert [member.wait() for member in (again, waiting, last)] == [0, 0, 0]
 
 
@@ -221,8 +221,8 @@ def test_a_late_node_of_a_complete_job_is_sent_away(job: Job, master: str) -> No
     late = job.start(*flags)
     assert late.wait() == 1
     assert "came too late" in late.said
-    for one in workers:
-        one.say("exit 0")
+    for worker in workers:
+        worker.say("exit 0")
     assert [member.wait() for member in members] == [0, 0]
 
 
@@ -263,10 +263,10 @@ def test_a_start_port_is_used_on_every_node(job: Job, master: str) -> None:
     job.start("--nnodes", "2", "--master", master, "--start_port", str(port))
     job.start("--nnodes", "2", "--master", master, "--start_port", str(port + 10))
     workers = job.workers(2)
-    ports = {one["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[2] for one in workers}
+    ports = {worker["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[2] for worker in workers}
     assert ports == {str(port), str(port + 10)}
-    for one in workers:
-        one.say("exit 0")
+    for worker in workers:
+        worker.say("exit 0")
     assert job.codes() == [0, 0]
 
 
@@ -282,9 +282,9 @@ def test_slurm_says_how_many_and_where(job: Job) -> None:
             SLURM_NODEID=str(node),
         )
     workers = job.workers(2)
-    assert [one["GROUP_RANK"] for one in workers] == ["0", "1"]
-    for one in workers:
-        one.say("exit 0")
+    assert [worker["GROUP_RANK"] for worker in workers] == ["0", "1"]
+    for worker in workers:
+        worker.say("exit 0")
     assert job.codes() == [0, 0]
 
 
@@ -300,9 +300,9 @@ def test_kubernetes_says_which_one(job: Job) -> None:
             MASTER_PORT=port,
         )
     workers = job.workers(2)
-    for index, one in enumerate(workers):
-        assert one["PADDLE_LOG_DIR"].endswith(f"log{index}")
-        one.say("exit 0")
+    for index, worker in enumerate(workers):
+        assert worker["PADDLE_LOG_DIR"].endswith(f"log{index}")
+        worker.say("exit 0")
     assert job.codes() == [0, 0]
 
 
@@ -312,12 +312,12 @@ def test_listed_addresses_need_no_master(job: Job) -> None:
     for host in ("127.0.0.2", "127.0.0.3"):
         job.start("--ips", "127.0.0.2,127.0.0.3", "--host", host, "--start_port", port)
     workers = job.workers(2)
-    assert [one["PADDLE_CURRENT_ENDPOINT"] for one in workers] == [
+    assert [worker["PADDLE_CURRENT_ENDPOINT"] for worker in workers] == [
         f"127.0.0.2:{port}",
         f"127.0.0.3:{port}",
     ]
-    for one in workers:
-        one.say("exit 0")
+    for worker in workers:
+        worker.say("exit 0")
     assert job.codes() == [0, 0]
 
 
@@ -329,9 +329,9 @@ def test_ports_of_listed_addresses_start_at_the_default(job: Job) -> None:
     for host in hosts:
         job.start("--ips", ",".join(hosts), "--host", host, "--nproc_per_node", "2")
     workers = job.workers(4)
-    assert {one["PADDLE_TRAINER_ENDPOINTS"] for one in workers} == {
+    assert {worker["PADDLE_TRAINER_ENDPOINTS"] for worker in workers} == {
         ",".join(f"{host}:{port}" for host in hosts for port in (6070, 6071))
     }
-    for one in workers:
-        one.say("exit 0")
+    for worker in workers:
+        worker.say("exit 0")
     assert job.codes() == [0, 0]

@@ -59,17 +59,35 @@ def machine_of(worker: Worker) -> str:
 
 
 def finish(workers: list[Worker]) -> None:
-    for one in workers:
-        one.say("exit 0")
+    for worker in workers:
+        worker.say("exit 0")
 
 
 def test_the_same_command_on_every_machine(cluster: Cluster) -> None:
     workers = cluster.start_all("--nnodes", "3")
     assert workers[0]["MASTER_ADDR"] == cluster.machines.address(0)
     # Each is known by the address at which the others reach it.
-    found = {machine_of(one) for one in workers}
-    assert found == {cluster.machines.address(at) for at in range(3)}
-    assert len({one["PADDLE_TRAINER_ENDPOINTS"] for one in workers}) == 1
+    found = {machine_of(worker) for worker in workers}
+    assert found == {cluster.machines.address(index) for index in range(3)}
+    assert len({worker["PADDLE_TRAINER_ENDPOINTS"] for worker in workers}) == 1
+    finish(workers)
+    assert cluster.job.codes() == [0, 0, 0]
+
+
+def test_machines_whose_own_names_mean_loopback(cluster: Cluster, tmp_path: Path) -> None:
+    """As on Debian, where /etc/hosts has a machine's own name at 127.0.1.1."""
+    names = ["first", "second", "third"]
+    for machine in range(3):
+        places = [cluster.machines.address(place) for place in range(3)]
+        places[machine] = "127.0.1.1"
+        hosts = tmp_path / f"hosts{machine}"
+        lines = (f"{place} {name}\n" for place, name in zip(places, names, strict=True))
+        hosts.write_text("127.0.0.1 localhost\n" + "".join(lines))
+        mount = f'mount --bind {hosts} /etc/hosts && exec "$@"'
+        inside = [*cluster.machines.inside(machine), "sh", "-c", mount, "sh"]
+        cluster.job.start("--ips", ",".join(names), inside=inside)
+    workers = cluster.job.workers(3)
+    assert [worker["PADDLE_CURRENT_ENDPOINT"] for worker in workers] == [f"{n}:6070" for n in names]
     finish(workers)
     assert cluster.job.codes() == [0, 0, 0]
 
@@ -87,21 +105,21 @@ def test_a_killed_node_ends_the_job_on_every_machine(cluster: Cluster) -> None:
     for member in cluster.members[:2]:
         assert member.wait() == 1
         assert f"({cluster.machines.address(2)}, " in member.said
-    for one in workers:
-        one.wait_gone()
+    for worker in workers:
+        worker.wait_gone()
 
 
 def test_a_cut_link_ends_the_job_on_both_sides(cluster: Cluster) -> None:
     workers = cluster.start_all("--nnodes", "3", *SHORT)
     cluster.machines.cut(1)
     assert cluster.job.codes() == [1, 1, 1]
-    for at in (0, 2):
-        said = cluster.members[at].said
+    for index in (0, 2):
+        said = cluster.members[index].said
         assert f"({cluster.machines.address(1)}, " in said
         assert "vanished" in said
     assert f"nothing was heard from {cluster.master}" in cluster.members[1].said
-    for one in workers:
-        one.wait_gone()
+    for worker in workers:
+        worker.wait_gone()
 
 
 def test_an_elastic_job_goes_on_without_a_machine_and_takes_it_back(cluster: Cluster) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,14 @@ class TestWorkers:
         assert [first["PADDLE_CURRENT_ENDPOINT"], second["PADDLE_CURRENT_ENDPOINT"]] == endpoints
         assert first["PADDLE_MASTER"] not in endpoints
         assert first["POD_NAME"] == second["POD_NAME"] != ""
+
+    def test_paddlecloud_has_no_say_in_it(self, tmp_path: Path) -> None:
+        """Its variables would be another node's, and contradict each other."""
+        cloud = {"PADDLE_TRAINERS": "10.0.0.1,10.0.0.2", "PADDLE_TRAINER_ID": "7"}
+        cloud |= {"POD_IP": "127.0.0.1", "TRAINER_PORTS_NUM": "1"}
+        done = run_script(tmp_path, TELL, "--device_type", "cpu", **cloud)
+        assert (done.code, done.errors.count("PADDLE_TRAINER")) == (0, 0)
+        assert told(done.log("workerlog.1"))["PADDLE_TRAINER_ID"] == "1"
 
     def test_arguments_of_the_script(self, tmp_path: Path) -> None:
         write_script(tmp_path, TELL)
@@ -139,10 +149,10 @@ class TestWorkers:
                         text=True,
                     )
                 )
-            lines = [one.stdout.readline() for one in running if one.stdout]
+            lines = [launch.stdout.readline() for launch in running if launch.stdout]
         finally:
-            for one in running:
-                one.communicate(timeout=DEADLOCK)
+            for launch in running:
+                launch.communicate(timeout=DEADLOCK)
         environs = [told(line) for line in lines]
         taken = [
             endpoint
@@ -631,12 +641,21 @@ class TestParameterServers:
     def test_listed_endpoints(self, tmp_path: Path) -> None:
         from rankspawn.plan.ports import HeldPorts
 
-        with HeldPorts(2) as held:
+        with closing(HeldPorts(2)) as held:
             server, trainer = (f"127.0.0.1:{port}" for port in held.ports)
         write_script(tmp_path, self.SERVE)
         done = rankrun(tmp_path, "--servers", server, "--trainers", trainer, "train.py")
         assert done.code == 0, done.errors
         assert (tmp_path / f"serving.{server.rpartition(':')[2]}").exists()
+
+    def test_a_listed_port_that_is_in_use(self, tmp_path: Path) -> None:
+        write_script(tmp_path, self.SERVE)
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            server = f"127.0.0.1:{other.getsockname()[1]}"
+            done = rankrun(tmp_path, "--servers", server, "--trainers", "127.0.0.1:1", "train.py")
+        assert done.code != 0
+        assert f"{server}, which" in done.errors
+        assert "list another one in its place on every node" in done.errors
 
 
 class TestIpu:
@@ -717,4 +736,8 @@ def test_imports_are_light(tmp_path: Path) -> None:
         check=True,
     )
     heavy = {"argparse", "asyncio", "ctypes", "multiprocessing", "psutil", "cloudpickle", "ssl"}
-    assert heavy.isdisjoint(done.stdout.split())
+    loaded = done.stdout.split()
+    assert heavy.isdisjoint(loaded)
+    # Nobody else is there to agree with.
+    assert not [name for name in loaded if name.startswith("rankspawn.launch.rendezvous")]
+    assert "typing" not in loaded

@@ -12,8 +12,8 @@ from tests.ports import free_port
 
 def by_role(workers: list[Worker]) -> dict[str, list[Worker]]:
     roles: dict[str, list[Worker]] = {}
-    for one in workers:
-        roles.setdefault(one["TRAINING_ROLE"], []).append(one)
+    for worker in workers:
+        roles.setdefault(worker["TRAINING_ROLE"], []).append(worker)
     return roles
 
 
@@ -24,19 +24,19 @@ class TestParameterServers:
             job.start(*flags)
         roles = by_role(job.workers(4))
         trainers, servers = roles["TRAINER"], roles["PSERVER"]
-        assert sorted(one["PADDLE_TRAINER_ID"] for one in trainers) == ["0", "1"]
-        for one in (*trainers, *servers):
-            assert len(one["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")) == 2
-            assert len(one["PADDLE_TRAINER_ENDPOINTS"].split(",")) == 2
-            assert one["PADDLE_NNODES"] == "2"
+        assert sorted(worker["PADDLE_TRAINER_ID"] for worker in trainers) == ["0", "1"]
+        for worker in (*trainers, *servers):
+            assert len(worker["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")) == 2
+            assert len(worker["PADDLE_TRAINER_ENDPOINTS"].split(",")) == 2
+            assert worker["PADDLE_NNODES"] == "2"
         # The servers of a node whose trainers are done serve those of the others.
         trainers[0].say("exit 0")
         trainers[0].wait_gone()
-        assert not any(one.is_gone() for one in servers)
+        assert not any(worker.is_gone() for worker in servers)
         trainers[1].say("exit 0")
         assert job.codes() == [0, 0]
-        for one in servers:
-            one.wait_gone()
+        for worker in servers:
+            worker.wait_gone()
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ class TestParameterServers:
             "TRAINER": 2,
             "HETER_TRAINER": 2,
         }
-        for one in roles["HETER_TRAINER"]:
-            assert len(one["PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"].split(",")) == 2
-            assert one["STAGE_ID"] == "2"
-        for one in roles["TRAINER"]:
-            one.say("exit 0")
+        for worker in roles["HETER_TRAINER"]:
+            assert len(worker["PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST"].split(",")) == 2
+            assert worker["STAGE_ID"] == "2"
+        for worker in roles["TRAINER"]:
+            worker.say("exit 0")
         assert job.codes() == [0, 0]

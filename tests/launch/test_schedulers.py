@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankspawn.launch.config import LaunchConfig, UsageError
+from rankspawn.launch.config import LaunchConfig
+from rankspawn.launch.flags import UsageError
 from rankspawn.launch.schedulers import expand_nodes, fill
 from tests.launch.factories import config_of
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from rankspawn.plan.facts import Machine
+from rankspawn.plan.devices import Machine
 
 
 @dataclass

@@ -6,9 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rankspawn.plan.devices import assign, parse_mask, see_devices
-from rankspawn.plan.facts import Machine
-from rankspawn.plan.vendors import VENDORS
+from rankspawn.plan.devices import VENDORS, DeviceRequest, Machine, assign, parse_mask, see_devices
 
 MachineOf = Callable[..., Machine]
 EIGHT_GPUS = {"gpu": 8}
@@ -148,10 +146,10 @@ def test_a_mask_that_shows_nothing_leaves_nothing_to_the_flag(machine: MachineOf
 
 def test_a_type_that_nobody_can_count_is_taken_at_the_caller_s_word(machine: MachineOf) -> None:
     visible = see_devices("mychip", {}, machine())
-    devices = assign(visible, 2, ("1", "3"), option="devices", own=False)
+    devices = assign(visible, DeviceRequest(nprocs=2, ids=("1", "3")))
     assert [(d.id, d.index) for d in devices] == [("1", "1"), ("3", "3")]
     with pytest.raises(RuntimeError, match="FLAGS_selected_mychips is not set"):
-        assign(visible, 2, None, option="devices", own=False)
+        assign(visible, DeviceRequest(nprocs=2))
 
 
 def test_an_unlisted_type_works_through_its_flag(machine: MachineOf) -> None:
@@ -170,7 +168,8 @@ def chosen(
 ) -> list[tuple[str, str | None]]:
     environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
     visible = see_devices("gpu", environ, machine)
-    devices = assign(visible, nprocs, selection, option="gpus", own=own)
+    request = DeviceRequest(nprocs=nprocs, ids=selection, own=own, ids_name="gpus")
+    devices = assign(visible, request)
     return [(device.id, device.index) for device in devices]
 
 
@@ -247,4 +246,4 @@ def test_a_uuid_without_a_mask_needs_a_mask_of_its_own(machine: MachineOf) -> No
 def test_own_visibility_needs_a_mask_to_write(machine: MachineOf) -> None:
     visible = see_devices("mychip", {"FLAGS_selected_mychips": "0"}, machine())
     with pytest.raises(ValueError, match="device_visibility='own' is not possible"):
-        assign(visible, -1, None, option="devices", own=True)
+        assign(visible, DeviceRequest(own=True))

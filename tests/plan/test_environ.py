@@ -6,14 +6,14 @@ import pytest
 
 from rankspawn.plan.devices import Device, Visible
 from rankspawn.plan.environ import (
-    Identity,
     device_env,
-    inherited_env,
     jax_env,
     paddle_env,
+    removed_env,
     thread_env,
     torch_env,
 )
+from rankspawn.plan.topology import Identity
 
 THIRD = Identity(
     rank=2,
@@ -71,15 +71,20 @@ def test_jax_coordinates_at_rank_0() -> None:
 
 
 def test_a_rank_that_sees_all_devices_is_told_its_index() -> None:
-    assert device_env(Device("5", "1", "5"), GPUS, own=False) == {
+    assert device_env([Device("5", "1", "5")], GPUS) == {
         "RANKSPAWN_DEVICE_TYPE": "gpu",
         "RANKSPAWN_DEVICE": "5",
         "FLAGS_selected_gpus": "1",
     }
 
 
+def test_a_process_with_several_devices_is_told_all_of_them() -> None:
+    env = device_env([Device("5", "1", "5"), Device("7", "3", "7")], GPUS)
+    assert (env["RANKSPAWN_DEVICE"], env["FLAGS_selected_gpus"]) == ("5", "1,3")
+
+
 def test_a_rank_that_sees_its_own_device_finds_it_at_0() -> None:
-    assert device_env(Device("GPU-aa", "1", "GPU-aa"), GPUS, own=True) == {
+    assert device_env([Device("GPU-aa", "1", "GPU-aa")], GPUS, own=True) == {
         "RANKSPAWN_DEVICE_TYPE": "gpu",
         "RANKSPAWN_DEVICE": "GPU-aa",
         "CUDA_VISIBLE_DEVICES": "GPU-aa",
@@ -89,7 +94,7 @@ def test_a_rank_that_sees_its_own_device_finds_it_at_0() -> None:
 
 def test_a_rank_on_the_cpu_has_no_device() -> None:
     expected = {"RANKSPAWN_DEVICE_TYPE": "cpu", "RANKSPAWN_DEVICE": None}
-    assert device_env(None, None, own=True) == expected
+    assert device_env([], None, own=True) == expected
 
 
 @pytest.mark.parametrize(
@@ -111,11 +116,21 @@ def test_every_rank_gets_at_least_one_thread() -> None:
     assert thread_env(None, {}, cpus=2, nprocs=8) == {"OMP_NUM_THREADS": "1"}
 
 
-def test_proxies_are_not_inherited() -> None:
-    assert inherited_env({"HTTP_PROXY": "x"}) == {"http_proxy": None, "https_proxy": None}
+def test_proxies_and_the_token_of_a_job_are_not_inherited() -> None:
+    proxies = {"http_proxy": None, "https_proxy": None}
+    assert removed_env({"HTTP_PROXY": "x", "TRAINING_ROLE": "TRAINER"}) == proxies
+    for token in ("RANKSPAWN_JOB_TOKEN", "PADDLE_JOB_TOKEN"):
+        assert removed_env({token: "s3cret"}) == {**proxies, token: None}
 
 
-def test_a_worker_does_not_pass_on_its_own_device() -> None:
-    env = inherited_env({"RANKSPAWN_DEVICE_TYPE": "npu"})
-    assert {"FLAGS_selected_npus", "PADDLE_DISTRI_BACKEND"} <= env.keys()
+def test_a_worker_passes_on_neither_its_device_nor_its_place() -> None:
+    place = {"PADDLE_DISTRI_BACKEND": "gloo", "PADDLE_GLOBAL_RANK": "3", "TRAINING_ROLE": "TRAINER"}
+    env = removed_env({"RANKSPAWN_DEVICE_TYPE": "npu", "PATH": "/bin", **place})
+    assert {"FLAGS_selected_npus", *place} <= env.keys()
+    assert "PATH" not in env
     assert set(env.values()) == {None}
+
+
+def test_a_process_without_a_rank_inherits_none_from_a_platform() -> None:
+    assert "PADDLE_TRAINER_ID" in removed_env({"PADDLE_TRAINER_ID": "1"}, place=True)
+    assert "PADDLE_TRAINER_ID" not in removed_env({"PADDLE_TRAINER_ID": "1"})

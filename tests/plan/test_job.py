@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from rankspawn.options import SpawnOptions, read_options
-from rankspawn.plan.describe import describe
-from rankspawn.plan.facts import Machine
-from rankspawn.plan.job import Plan, make_plan, resolve
+from rankspawn.plan.devices import Machine
+from rankspawn.plan.job import Plan, describe, make_plan, resolve
 
 MachineOf = Callable[..., Machine]
 
@@ -24,7 +23,7 @@ def plan_of(
     **extra: Any,
 ) -> Plan:
     job = resolve(nprocs, read_options(options), environ, machine)
-    return make_plan(job, range(5000, 5000 + job.nprocs), run_id="job", **extra)
+    return make_plan(job, range(5000, 5000 + job.resources.nprocs), run_id="job", **extra)
 
 
 def column(plan: Plan, name: str) -> list[str | None]:
@@ -46,7 +45,8 @@ def test_two_ranks_on_the_cpu(machine: MachineOf) -> None:
 def test_minus_one_on_the_cpu_is_cpu_num_or_all_cpus(
     environ: dict[str, str], count: int, machine: MachineOf
 ) -> None:
-    assert resolve(-1, SpawnOptions(backend="gloo"), environ, machine(cpu=6)).nprocs == count
+    job = resolve(-1, SpawnOptions(backend="gloo"), environ, machine(cpu=6))
+    assert job.resources.nprocs == count
 
 
 @pytest.mark.parametrize("value", ["0", "-2", "two"])
@@ -56,8 +56,9 @@ def test_a_cpu_num_that_is_no_number_is_an_error(value: str, machine: MachineOf)
 
 
 def test_the_fallback_to_the_cpu_is_told_and_an_explicit_one_is_not(machine: MachineOf) -> None:
-    assert resolve(2, SpawnOptions(), {}, machine()).warning is not None
-    assert resolve(2, SpawnOptions(backend="gloo"), {}, machine()).warning is None
+    asked = SpawnOptions(backend="gloo")
+    assert resolve(2, SpawnOptions(), {}, machine()).resources.warning is not None
+    assert resolve(2, asked, {}, machine()).resources.warning is None
 
 
 MASKS = [None, "0,1,2,3", "4,5,6,7", "7,2,5,0", "GPU-a,GPU-b,GPU-c,MIG-d"]
@@ -142,10 +143,20 @@ def test_ranks_of_the_second_node_follow_those_of_the_first(machine: MachineOf) 
     assert plan.world_size == 4
 
 
+def test_a_worker_of_the_launcher_does_not_pass_its_place_on(machine: MachineOf) -> None:
+    outer = {"PADDLE_MASTER": "10.0.0.1:7", "PADDLE_GLOBAL_RANK": "3", "TRAINING_ROLE": "TRAINER"}
+    environ = {**outer, "RANK": "3", "RANKSPAWN_DEVICE_TYPE": "cpu"}
+    plan = plan_of(2, {"backend": "gloo"}, environ, machine())
+    assert [column(plan, name) for name in outer] == [[None, None]] * 3
+    assert column(plan, "RANK") == ["0", "1"]
+    # Whoever sets one of these without being a worker has a reason.
+    assert not outer.keys() & plan_of(1, {"backend": "gloo"}, outer, machine()).ranks[0].env.keys()
+
+
 def test_a_restart_gets_the_ports_and_the_count_it_is_given(machine: MachineOf) -> None:
     job = resolve(1, read_options({"backend": "gloo", "max_restarts": 2}), {}, machine())
     again = make_plan(job, [6001], run_id="job", restart_count=1)
-    assert again.endpoints == ("127.0.0.1:6001",)
+    assert [spec.endpoint for spec in again.ranks] == ["127.0.0.1:6001"]
     assert column(again, "TORCHELASTIC_RESTART_COUNT") == ["1"]
     assert column(again, "TORCHELASTIC_MAX_RESTARTS") == ["2"]
 

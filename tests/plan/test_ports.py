@@ -6,11 +6,12 @@ import errno
 import os
 import socket
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 
 from rankspawn.options import SpawnOptions
-from rankspawn.plan.facts import Machine
+from rankspawn.plan.devices import Machine
 from rankspawn.plan.job import resolve
 from rankspawn.plan.ports import HeldPorts, hold_ports
 from tests.ports import free_port
@@ -36,7 +37,7 @@ def open_fds() -> set[str]:
 
 
 def test_the_ports_are_all_different() -> None:
-    with HeldPorts(200) as one, HeldPorts(200) as other:
+    with closing(HeldPorts(200)) as one, closing(HeldPorts(200)) as other:
         assert len({*one.ports, *other.ports}) == 400
 
 
@@ -46,14 +47,14 @@ needs_ipv6 = pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs I
 # torch listens on the last one: all addresses of both kinds.
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", pytest.param("::", marks=needs_ipv6)])
 def test_a_worker_can_listen_on_a_held_port(host: str) -> None:
-    with HeldPorts(1) as held, listener(held.ports[0], host) as server:
+    with closing(HeldPorts(1)) as held, listener(held.ports[0], host) as server:
         address = ("127.0.0.1", held.ports[0])
         with socket.create_connection(address) as client, server.accept()[0] as accepted:
             assert client.getsockname()[1] == accepted.getpeername()[1]
 
 
 def test_a_worker_that_shares_its_port_as_grpc_does_can_listen_too() -> None:
-    with HeldPorts(1) as held, socket.socket() as server:
+    with closing(HeldPorts(1)) as held, socket.socket() as server:
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         server.bind(("127.0.0.1", held.ports[0]))
@@ -61,7 +62,7 @@ def test_a_worker_that_shares_its_port_as_grpc_does_can_listen_too() -> None:
 
 
 def test_nobody_else_is_given_a_held_port() -> None:
-    with HeldPorts(1) as held, pytest.raises(OSError, match=os.strerror(errno.EADDRINUSE)):
+    with closing(HeldPorts(1)) as held, pytest.raises(OSError, match=os.strerror(errno.EADDRINUSE)):
         listener(held.ports[0], reuse=False)
 
 
@@ -76,14 +77,14 @@ def test_close_gives_everything_back_and_may_be_called_twice() -> None:
 
 def test_fixed_ports_are_the_ones_asked_for() -> None:
     port = free_port()
-    with HeldPorts.fixed([port]) as held:
+    with closing(HeldPorts.fixed([port])) as held:
         assert held.ports == (port,)
         listener(port).close()
 
 
 def test_a_fixed_port_with_a_listener_is_named_and_nothing_stays_open() -> None:
     first = free_port()
-    with HeldPorts(1) as other, listener(other.ports[0]):
+    with closing(HeldPorts(1)) as other, listener(other.ports[0]):
         before = open_fds()
         with pytest.raises(OSError, match=f"127.0.0.1:{other.ports[0]}.*started_port") as caught:
             HeldPorts.fixed([first, other.ports[0]])
@@ -93,14 +94,20 @@ def test_a_fixed_port_with_a_listener_is_named_and_nothing_stays_open() -> None:
 
 def test_a_fixed_port_of_another_job_is_noticed_before_anyone_listens() -> None:
     port = free_port()
-    with HeldPorts.fixed([port]), pytest.raises(OSError, match=f"127.0.0.1:{port}.*in use"):
+    with (
+        closing(HeldPorts.fixed([port])),
+        pytest.raises(OSError, match=f"127.0.0.1:{port}.*in use"),
+    ):
         HeldPorts.fixed([port])
     HeldPorts.fixed([port]).close()
 
 
 def test_two_nodes_on_one_machine_can_hold_the_same_number() -> None:
     port = free_port()
-    with HeldPorts.fixed([port], "127.0.0.1"), HeldPorts.fixed([port], "127.0.0.2") as second:
+    with (
+        closing(HeldPorts.fixed([port], "127.0.0.1")),
+        closing(HeldPorts.fixed([port], "127.0.0.2")) as second,
+    ):
         assert second.ports == (port,)
 
 
@@ -115,15 +122,15 @@ def test_a_used_port_of_the_last_run_can_be_held_again() -> None:
 
 def test_an_address_that_no_interface_has_is_held_on_all() -> None:
     # 192.0.2.0/24 is reserved for documentation, so no machine owns this one.
-    with HeldPorts(1, "192.0.2.77") as held:
+    with closing(HeldPorts(1, "192.0.2.77")) as held:
         listener(held.ports[0]).close()
 
 
-def test_a_job_says_which_ports_to_hold(machine: Callable[..., Machine]) -> None:
+def test_a_topology_says_which_ports_to_hold(machine: Callable[..., Machine]) -> None:
     port = free_port()
     one_node = resolve(2, SpawnOptions(backend="gloo"), {}, machine())
-    with hold_ports(one_node) as held:
+    with closing(hold_ports(one_node.topology)) as held:
         assert len(held.ports) == 2
     fixed = resolve(1, SpawnOptions(backend="gloo", started_port=port), {}, machine())
-    with hold_ports(fixed) as held:
+    with closing(hold_ports(fixed.topology)) as held:
         assert held.ports == (port,)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from rankspawn.options import SpawnOptions
-from rankspawn.plan.facts import Machine
-from rankspawn.plan.topology import Topology, endpoints_of, find_nodes
+from rankspawn.plan.devices import Machine
+from rankspawn.plan.topology import Host, Topology, endpoints_of, find_nodes, identify
 
 MachineOf = Callable[..., Machine]
 TWO_NODES = ("10.0.0.1", "10.0.0.2")
@@ -107,6 +107,19 @@ def test_ipv6_endpoints_have_brackets(machine: MachineOf) -> None:
     found = find_nodes(1, SpawnOptions(ips=("::1",)), {}, machine())
     assert found.bind_host == "::1"
     assert endpoints_of(found, (5001,)) == ("[::1]:5001",)
+
+
+def test_nodes_may_have_different_numbers_of_ranks() -> None:
+    rows = ((1, 2), (3,), (4, 5, 6))
+    hosts = tuple(Host(name, len(row), row) for name, row in zip("abc", rows, strict=True))
+    nodes = [Topology(hosts, me, "") for me in range(3)]
+    everybody = [who for node, row in zip(nodes, rows, strict=True) for who in identify(node, row)]
+    assert [node.first_rank for node in nodes] == [0, 2, 3]
+    assert [who.rank for who in everybody] == list(range(6))
+    assert [who.local_rank for who in everybody] == [0, 1, 0, 0, 1, 2]
+    assert [who.local_world_size for who in everybody] == [2, 2, 1, 3, 3, 3]
+    assert [who.endpoint for who in everybody] == ["a:1", "a:2", "b:3", "c:4", "c:5", "c:6"]
+    assert {who.world_size for who in everybody} == {node.world_size for node in nodes} == {6}
 
 
 @pytest.mark.parametrize(

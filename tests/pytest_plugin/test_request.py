@@ -1,4 +1,4 @@
-"""What a mark may say."""
+"""What a marker may say."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from rankspawn.pytest_plugin.request import RanksRequest, read_mark
+from rankspawn.pytest_plugin.request import RanksRequest, read_marker
 
 INI = {"timeout": "120", "start_method": "spawn"}
 
 
 def read(*args: Any, **kwargs: Any) -> RanksRequest:
-    return read_mark(args, kwargs, INI)
+    return read_marker(args, kwargs, INI)
 
 
 def test_defaults_come_from_the_configuration() -> None:
@@ -23,7 +23,7 @@ def test_defaults_come_from_the_configuration() -> None:
     assert request.options["backend"] == "gloo"
 
 
-def test_the_mark_wins_over_the_configuration() -> None:
+def test_the_marker_wins_over_the_configuration() -> None:
     request = read(2, timeout=5, start_method="fork", backend="nccl", env={"A": "1"})
 
     assert request.timeout == 5.0
@@ -48,11 +48,11 @@ def test_a_fork_server_imports_pytest_once() -> None:
 
 
 def test_no_limit() -> None:
-    assert [read(2, timeout=one).timeout for one in (0, "0", None, float("inf"))] == [None] * 4
+    assert [read(2, timeout=limit).timeout for limit in (0, "0", None, float("inf"))] == [None] * 4
 
 
 # In one test, since there are many and each is quick.
-def test_a_wrong_mark_is_explained() -> None:
+def test_a_wrong_marker_is_explained() -> None:
     cases: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
         ((), {}, "give the number of ranks"),
         ((2, 3), {}, "give the number of ranks"),

@@ -88,9 +88,9 @@ def _as_without_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def client() -> Iterator[Any]:
     """A kernel; cells are added and run one by one."""
-    one = nbclient.NotebookClient(nbformat.v4.new_notebook(), timeout=DEADLOCK)
-    with one.setup_kernel():
-        yield one
+    kernel = nbclient.NotebookClient(nbformat.v4.new_notebook(), timeout=DEADLOCK)
+    with kernel.setup_kernel():
+        yield kernel
 
 
 def run(client: Any, code: str) -> Any:
@@ -101,7 +101,7 @@ def run(client: Any, code: str) -> Any:
 
 
 def printed(cell: Any) -> str:
-    return "".join(one["text"] for one in cell.outputs if one["output_type"] == "stream")
+    return "".join(output["text"] for output in cell.outputs if output["output_type"] == "stream")
 
 
 def test_functions_of_cells_and_all_they_print(client: Any) -> None:
@@ -151,7 +151,7 @@ def test_the_live_view(client: Any, tmp_path: Path) -> None:
     cell = run(client, PROGRESS.format(go=str(go)))
     enough.join()
 
-    (shown,) = [one for one in cell.outputs if one["output_type"] == "display_data"]
+    (shown,) = [output for output in cell.outputs if output["output_type"] == "display_data"]
     text = shown["data"]["text/plain"]
     assert re.search(r"^rank 1 \(cpu\) done after \d s, 3/4 75% loss=0.5$", text, re.MULTILINE)
     assert ("<pre" in shown["data"].get("text/html", "")) == _has_rich()
@@ -192,13 +192,13 @@ def outputs_of(notebook: Any) -> list[list[str]]:
     shown = []
     for cell in notebook.cells:
         texts = []
-        for one in cell.get("outputs", []):
-            if one["output_type"] == "stream":
-                texts += sorted(one["text"].splitlines())
-            elif one["output_type"] == "error":
-                texts += [one["ename"], one["evalue"].splitlines()[-1]]
+        for output in cell.get("outputs", []):
+            if output["output_type"] == "stream":
+                texts += sorted(output["text"].splitlines())
+            elif output["output_type"] == "error":
+                texts += [output["ename"], output["evalue"].splitlines()[-1]]
             else:
-                texts.append(_NUMBERS.sub("", one["data"]["text/plain"]))
+                texts.append(_NUMBERS.sub("", output["data"]["text/plain"]))
         shown.append(sorted(texts))
     return shown
 

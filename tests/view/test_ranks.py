@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import io
-import subprocess
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from rankspawn.view.measure import GpuMeter, Meters
 from rankspawn.view.ranks import (
     RankRow,
     Steps,
     Usage,
+    is_over,
     plain_lines,
     size_text,
-    state_of,
     summarize,
     unpack_steps,
 )
-from rankspawn.workers.outcome import End, Outcome
 from rankspawn.workers.report import RAISED, RETURNED
 from rankspawn.workers.steps import RECORD_SIZE, pack_steps
+from rankspawn.workers.worker import NO_REPORT
 
 GIB = 1 << 30
 
@@ -61,19 +58,26 @@ def test_a_record_that_is_being_written_does_not_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "text"), [(None, ""), (5, "5 B"), (2048, "2 KiB"), (3 * GIB // 2, "1.5 GiB")]
+    ("size", "text"),
+    [
+        (None, ""),
+        (5, "5 B"),
+        (2048, "2 KiB"),
+        (3 * GIB // 2, "1.5 GiB"),
+        (GIB * 9997 // 10240, "0.976 GiB"),
+        (GIB * 1024 * 999 + GIB * 700, "0.976 PiB"),
+    ],
 )
 def test_sizes(size: int | None, text: str) -> None:
     assert size_text(size) == text
 
 
 def test_states() -> None:
-    assert [state_of(stage, 0, None) for stage in range(3)] == ["starting", "loading", "running"]
-    assert [state_of(2, kind, None) for kind in (RETURNED, RAISED)] == ["done", "failed"]
-    ends = {end: state_of(2, 0, Outcome(0, 1, end, 0, 0, reached_function=True)) for end in End}
-    assert ends.pop(End.RETURNED) == "done"
-    assert ends.pop(End.STOPPED) == "stopped"
-    assert set(ends.values()) == {"failed"}
+    running = [replace(NO_REPORT, stage=stage).state for stage in range(3)]
+    assert running == ["starting", "loading", "running"]
+    ended = [replace(NO_REPORT, stage=2, kind=kind).state for kind in (RETURNED, RAISED)]
+    assert ended == ["done", "failed"]
+    assert [is_over(state) for state in (*running, *ended)] == [False] * 3 + [True] * 2
 
 
 def test_a_line_per_rank_where_nothing_can_be_redrawn() -> None:
@@ -93,77 +97,3 @@ def test_of_many_ranks_one_line() -> None:
         "21 ranks after 60 s: 20 running, 1 done; slowest rank 19: 31/100 31%"
     ]
     assert summarize([row(0)], 1) == "1 rank after 1 s: 1 running"
-
-
-def test_of_more_ranks_than_lines_the_failed_and_the_running_are_shown() -> None:
-    table = pytest.importorskip("rankspawn.view.table")
-    rows = [row(0, "done"), row(1), row(2, "done"), row(3, "failed"), row(4), row(5)]
-    assert [one.rank for one in table.choose_rows(rows, 3)] == [1, 3, 4]
-    assert table.choose_rows(rows, 10) == rows
-
-
-def test_a_table_has_a_column_for_gpus_only_where_there_are_some() -> None:
-    table = pytest.importorskip("rankspawn.view.table")
-    console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=100)
-    steps = Steps(1, 2, "loss=[0.5]")  # no markup
-    rows = [RankRow(0, "gpu 4", "running", Usage(98.4, GIB, 2 * GIB), steps)]
-    console.print(table.make_table(rows, 3, 100, 40))
-    console.print(table.make_table([row(0)], 3, 100, 40))
-
-    first, second = console.file.getvalue().split("1 rank after 3 s: 1 running")[1:]
-    assert " ".join(first.split("\n")[4].split()).startswith("0 gpu 4 running 98% 1 GiB 2 GiB ━")
-    assert "1/2 50% loss=[0.5]" in first
-    assert "GPU memory" in first
-    assert "GPU memory" not in second
-
-
-def test_a_narrow_terminal_shows_steps_rather_than_a_bar() -> None:
-    table = pytest.importorskip("rankspawn.view.table")
-    rows = [RankRow(0, "cpu", "running", Usage(98.4, GIB), Steps(12, 20))]
-    for width, has_bar in ((56, False), (76, True), (96, True)):
-        console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=width)
-        console.print(table.make_table(rows, 3, width, 40))
-        assert "12/20 60%" in console.file.getvalue()
-        assert ("━" in console.file.getvalue()) == has_bar
-
-
-NVML = """
-#include <string.h>
-struct memory { unsigned long long total, free, used; };
-int nvmlInit_v2(void) { return 0; }
-int nvmlShutdown(void) { return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device)
-{ *device = (void *)(long)(index + 1); return index > 5; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **device)
-{ *device = (void *)100L; return strcmp(uuid, "GPU-8932f937") != 0; }
-int nvmlDeviceGetMemoryInfo(void *device, struct memory *info)
-{ info->total = 1000; info->free = 1; info->used = (long)device * 10; return 0; }
-"""
-
-
-def test_memory_of_gpus(tmp_path: Path) -> None:
-    source, library = tmp_path / "nvml.c", tmp_path / "libnvml.so"
-    source.write_text(NVML)
-    try:
-        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
-    except FileNotFoundError:
-        pytest.skip("there is no C compiler")
-    meter = GpuMeter(str(library))
-    ids = ["4", "5", "4", "GPU-8932f937", "6", "GPU-0"]
-    assert [meter.used(one) for one in ids] == [50, 60, 50, 1000, None, None]
-    meter.close()
-    assert meter.used("4") is None
-
-
-@pytest.mark.parametrize("library", ["libnothing.so", "libc.so.6"])
-def test_no_management_library(library: str) -> None:
-    meter = GpuMeter(library)
-    assert not meter.is_there
-    assert meter.used("0") is None
-    meter.close()
-
-
-def test_a_process_that_is_gone_takes_nothing() -> None:
-    meters = Meters([2**22 + 1], [None])
-    assert meters.look(0) == Usage()
-    meters.close()

@@ -4,35 +4,13 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import sys
-import termios
 import threading
-from collections.abc import Iterator
 
 import pytest
 
-from rankspawn.view import surroundings
-from rankspawn.view.boards import LinesOnly, PlainBoard
 from rankspawn.view.screen import DescriptorScreen, NoScreen, StreamScreen, open_screen
 from tests.jobs import DEADLOCK
-
-
-@pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    read, write = os.pipe()
-    yield read, write
-    os.close(read)
-    os.close(write)
-
-
-@pytest.fixture
-def terminal() -> Iterator[int]:
-    master, slave = pty.openpty()
-    termios.tcsetwinsize(slave, (33, 111))
-    yield slave
-    os.close(master)
-    os.close(slave)
 
 
 def test_a_descriptor_that_does_not_wait_gets_all(pipe: tuple[int, int]) -> None:
@@ -84,18 +62,3 @@ def test_what_was_printed_before_comes_first(
         screen.write(b"after\n")
         screen.close()
     assert os.read(read, 100) == b"before\nafter\n"
-
-
-@pytest.mark.parametrize(("term", "is_live"), [("xterm", True), ("dumb", False)])
-def test_the_best_board_for_a_place(
-    term: str, is_live: bool, terminal: int, pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("rich")
-    monkeypatch.setenv("TERM", term)
-    tty, no_tty = DescriptorScreen(terminal), DescriptorScreen(pipe[1])
-    board = surroundings.open_board(tty, progress=True, in_notebook=False)
-    assert (type(board).__name__ == "LiveBoard") == is_live
-    assert isinstance(surroundings.open_board(no_tty, progress=True, in_notebook=False), PlainBoard)
-    assert isinstance(surroundings.open_board(tty, progress=False, in_notebook=True), LinesOnly)
-    tty.close()
-    no_tty.close()

@@ -23,10 +23,10 @@ import pytest
 
 import rankspawn
 from rankspawn import MultiprocessContext, ProcessExitedException, ProcessRaisedException
-from rankspawn.workers import context as context_module
+from rankspawn.supervise import context as context_module
+from rankspawn.supervise.supervisor import Supervisor
+from rankspawn.workers import forked as forked_module
 from rankspawn.workers import group as group_module
-from rankspawn.workers import start as start_module
-from rankspawn.workers.supervisor import Supervisor
 from tests import jobs
 from tests.descendants import Watched
 from tests.jobs import DEADLOCK
@@ -183,7 +183,7 @@ THREADED = {
     "name='pump').start()",
     "c": "import ctypes, ctypes.util\nlibc = ctypes.CDLL(None)\n"
     "libc.pthread_create(ctypes.byref(ctypes.c_ulong()), None, libc.pause, None)",
-    "driver": "import os, rankspawn.workers.preloading as p\n"
+    "driver": "import os, rankspawn.workers.server as p\n"
     "p._ACCELERATORS = ('/dev/full',)\nos.open('/dev/full', os.O_RDONLY)",
 }
 STORIES = {
@@ -435,7 +435,7 @@ def test_cancelling_one_of_two_waiters_leaves_the_group_to_the_other(run: Run) -
 
 
 def test_forking_with_threads_is_warned_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_module, "_warned_about_threads", [])
+    monkeypatch.setattr(forked_module, "_warned_about_threads", [])
     done = threading.Event()
     thread = threading.Thread(target=done.wait, name="the other")
     thread.start()

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from rankspawn.supervise.outcome import End
 from rankspawn.workers.execution import Program, check_program, start_programs
 from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.logs import read_tail
 from rankspawn.workers.marker import new_mark
-from rankspawn.workers.outcome import End, classify_program
+from rankspawn.workers.worker import classify_program
 from tests.descendants import Watched
 
 Start = Callable[..., WorkerGroup]
@@ -46,7 +47,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def wait(group: WorkerGroup) -> WorkerGroup:
-    assert group.wait(lambda: group.settled, None)
+    assert group.wait(lambda: group.all_ended or group.has_failed, None)
     return group
 
 

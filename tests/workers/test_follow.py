@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rankspawn.workers import follow
+from rankspawn.workers import tail
 from rankspawn.workers.follow import LogFollower
 
 
@@ -19,7 +19,7 @@ def pipe(
 ) -> Iterator[tuple[LogFollower, int]]:
     """A follower, and the end of a pipe at which all that it shows arrives."""
     if request.param == "by looking":
-        monkeypatch.setattr(follow, "open_watch", lambda: None)
+        monkeypatch.setattr(tail, "_call", lambda *_: -1)
     read, write = os.pipe()
     follower = LogFollower(write)
     yield follower, read

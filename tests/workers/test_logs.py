@@ -11,6 +11,7 @@ import pytest
 
 import rankspawn
 from rankspawn import ProcessExitedException, ProcessRaisedException
+from rankspawn.option_types import StartMethod
 from tests import jobs
 
 
@@ -22,7 +23,7 @@ def print_everywhere() -> None:
     subprocess.run([sys.executable, "-c", f"print('descendant {rank}')"], check=True)
 
 
-def test_each_rank_has_a_log_with_all_it_prints(tmp_path: Path, start_method: str) -> None:
+def test_each_rank_has_a_log_with_all_it_prints(tmp_path: Path, start_method: StartMethod) -> None:
     folder = tmp_path / "deep" / "log"
 
     rankspawn.spawn(
@@ -40,7 +41,7 @@ def print_and_fail(how: str) -> None:
 
 
 def test_the_last_lines_and_the_path_stand_before_the_traceback(
-    tmp_path: Path, start_method: str
+    tmp_path: Path, start_method: StartMethod
 ) -> None:
     with pytest.raises(ProcessRaisedException) as caught:
         rankspawn.spawn(
@@ -62,7 +63,7 @@ def test_the_last_lines_and_the_path_stand_before_the_traceback(
     assert lines[-1] == "ValueError: on purpose"
 
 
-def test_what_a_killed_rank_printed_is_not_lost(tmp_path: Path, start_method: str) -> None:
+def test_what_a_killed_rank_printed_is_not_lost(tmp_path: Path, start_method: StartMethod) -> None:
     with pytest.raises(ProcessExitedException, match="before the end"):
         rankspawn.spawn(
             print_and_fail,

@@ -18,7 +18,9 @@ import pytest
 
 import rankspawn
 from rankspawn import MultiprocessContext, ProcessException, ProcessRaisedException
+from rankspawn.option_types import StartMethod
 from rankspawn.workers import marker
+from rankspawn.workers.group import WorkerGroup
 from tests import jobs
 from tests.descendants import Watched, start_descendants
 from tests.jobs import DEADLOCK
@@ -156,6 +158,7 @@ def test_a_worker_that_forks_while_it_is_torn_down(run: Run) -> None:
     with ours, theirs:
         context = run(fork_in_a_loop, args=(theirs,), nprocs=1, join=False)
         receive(ours)
+        assert isinstance(context._group, WorkerGroup)
         mark = context._group.mark
         context.terminate(grace_period=0.1)
 
@@ -238,7 +241,7 @@ def test_a_process_that_becomes_another_program_between_two_looks(
         looks.append(path)
         if len(looks) > after:
             return data
-        return marker.file_name(mark).encode() if path.endswith("maps") else b"HOME=/"
+        return f"rankspawn-job-{mark}".encode() if path.endswith("maps") else b"HOME=/"
 
     with marked_program(mark) as child:
         monkeypatch.setattr(marker, "_read", read)
@@ -286,7 +289,9 @@ def save_on_sigterm(ready: Connection) -> None:
     jobs.sleep_for_ever()
 
 
-def test_nested_groups_end_with_the_worker_that_started_them(run: Run, start_method: str) -> None:
+def test_nested_groups_end_with_the_worker_that_started_them(
+    run: Run, start_method: StartMethod
+) -> None:
     ours, theirs = mp.Pipe()
     with ours, theirs:
         context = run(nest, args=(theirs, start_method), nprocs=1, join=False)
@@ -297,7 +302,7 @@ def test_nested_groups_end_with_the_worker_that_started_them(run: Run, start_met
             assert inner.alive() == []
 
 
-def nest(ready: Connection, start_method: str) -> None:
+def nest(ready: Connection, start_method: StartMethod) -> None:
     with rankspawn.spawn(
         jobs.sleep_for_ever, nprocs=2, backend="gloo", join=False, start_method=start_method
     ) as inner:

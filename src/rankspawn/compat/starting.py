@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rankspawn.caller import at_users_line
+from rankspawn.descriptors import make_room_for_descriptors
 from rankspawn.option_values import read_count
 from rankspawn.options import check_args, read_options
 from rankspawn.spawning import refuse_while_loading
-from rankspawn.workers.context import MultiprocessContext, start_context
-from rankspawn.workers.failures import Wording
+from rankspawn.supervise.context import MultiprocessContext, start_context
+from rankspawn.supervise.failures import Wording
+from rankspawn.supervise.supervisor import SupervisionPolicy
 from rankspawn.workers.group import WorkerGroup
-from rankspawn.workers.limits import make_room_for_descriptors
-from rankspawn.workers.orders import StartSettings, Task
-from rankspawn.workers.start import start_group, warn_about_threads
-from rankspawn.workers.supervisor import Policy
+from rankspawn.workers.start import StartSettings, Task, start_group
 
 # torch gives SIGTERM 30 seconds.
 _GRACE_SECONDS = 30.0
@@ -26,6 +26,7 @@ _WORDING = Wording(
 )
 
 
+@at_users_line
 def start_indexed(
     fn: Callable[..., Any],
     args: Sequence[Any],
@@ -33,18 +34,21 @@ def start_indexed(
     join: bool,
     daemon: bool,
     start_method: str,
-) -> MultiprocessContext:
-    """Start workers that call ``fn(*args, index)``; see ``start_processes`` for the rest."""
+) -> MultiprocessContext[Any]:
+    """The context of new workers that call ``fn(*args, index)``; see ``start_processes``."""
     refuse_while_loading()
     count = read_count("nprocs", nprocs, least=1)
     task = Task(fn, check_args(args), {}, [(index,) for index in range(count)])
     options = read_options({"start_method": start_method})
     settings = StartSettings(options.start_method, daemon, shares_tensors=True)
-    warn_about_threads(settings)
+    if settings.start_method == "fork":
+        from rankspawn.workers.forked import warn_about_threads
+
+        warn_about_threads()
 
     def start(_: int) -> WorkerGroup:
         make_room_for_descriptors(2 * count)
         return start_group(task, [{}] * count, settings, grace=_GRACE_SECONDS)
 
-    policy = Policy(grace_period=_GRACE_SECONDS, wording=_WORDING)
+    policy = SupervisionPolicy(grace_period=_GRACE_SECONDS, wording=_WORDING)
     return start_context(start, policy, join=bool(join))

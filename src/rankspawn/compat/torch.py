@@ -3,23 +3,27 @@
 As there, the function gets the worker's index first, the environment is the parent's own, and
 joining returns None. What differs is what does not work there: results and tracebacks of any
 size, functions that plain pickle refuses, and workers that vanish without an error.
-
-A worker runs the script once more, and imports this module with it: nothing here loads more than it
-must.
 """
 
 from __future__ import annotations
 
+# A worker runs the script once more, and imports this module with it: so nothing more is loaded
+# here, and what starts workers has a module of its own.
 from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRaisedException
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from typing import Any
+    from collections.abc import Callable
+    from typing import Any, Literal, TypeVar, TypeVarTuple, overload
 
-    from rankspawn.workers.context import MultiprocessContext
-    from rankspawn.workers.context import MultiprocessContext as ProcessContext
-    from rankspawn.workers.context import MultiprocessContext as SpawnContext
+    from rankspawn.option_types import StartMethod
+    from rankspawn.supervise.context import MultiprocessContext
+    from rankspawn.supervise.context import MultiprocessContext as ProcessContext
+    from rankspawn.supervise.context import MultiprocessContext as SpawnContext
+
+    _T = TypeVar("_T")
+    _Ts = TypeVarTuple("_Ts")
+    _F = TypeVar("_F")
 
 __all__ = [
     "ProcessContext",
@@ -32,22 +36,82 @@ __all__ = [
 ]
 
 
+if TYPE_CHECKING:
+    # The order counts: a tuple must not get to those that take any, or its items go unchecked.
+    @overload
+    def start_processes(
+        fn: Callable[[int], _T],
+        *,
+        nprocs: int = 1,
+        join: Literal[False],
+        daemon: bool = False,
+        start_method: StartMethod = "spawn",
+    ) -> MultiprocessContext[_T]: ...
+    @overload
+    def start_processes(
+        fn: Callable[[int], _T],
+        *,
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: StartMethod = "spawn",
+    ) -> MultiprocessContext[_T] | None: ...
+    @overload
+    def start_processes(
+        fn: Callable[..., _T],
+        args: list[Any],
+        nprocs: int = 1,
+        *,
+        join: Literal[False],
+        daemon: bool = False,
+        start_method: StartMethod = "spawn",
+    ) -> MultiprocessContext[_T]: ...
+    @overload
+    def start_processes(
+        fn: Callable[..., _T],
+        args: list[Any],
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: StartMethod = "spawn",
+    ) -> MultiprocessContext[_T] | None: ...
+    @overload
+    def start_processes(
+        fn: Callable[[int, *_Ts], _T],
+        args: tuple[*_Ts],
+        nprocs: int = 1,
+        *,
+        join: Literal[False],
+        daemon: bool = False,
+        start_method: StartMethod = "spawn",
+    ) -> MultiprocessContext[_T]: ...
+    @overload
+    def start_processes(
+        fn: Callable[[int, *_Ts], _T],
+        args: tuple[*_Ts],
+        nprocs: int = 1,
+        join: bool = True,
+        daemon: bool = False,
+        start_method: StartMethod = "spawn",
+    ) -> MultiprocessContext[_T] | None: ...
+
+
 def start_processes(
     fn: Callable[..., Any],
-    args: Sequence[Any] = (),
+    args: tuple[Any, ...] | list[Any] = (),
     nprocs: int = 1,
     join: bool = True,
     daemon: bool = False,
-    start_method: str = "spawn",
-) -> MultiprocessContext | None:
+    start_method: StartMethod = "spawn",
+) -> MultiprocessContext[Any] | None:
     """Run ``fn(i, *args)`` in ``nprocs`` processes, i from 0.
 
     Args:
-        fn: What to run.
+        fn: The function to run.
         args: Its arguments after the index.
-        nprocs: How many.
-        join: Wait for them.
-        daemon: Their daemon flag.
+        nprocs: How many processes to start.
+        join: Whether to wait for their end.
+        daemon: The daemon flag of the processes.
         start_method: ``spawn``, ``fork`` or ``forkserver``.
 
     Returns:
@@ -63,28 +127,40 @@ def start_processes(
     return None if join else context
 
 
+def _typed_like(_: _F) -> Callable[[Callable[..., Any]], _F]:
+    """A decorator that changes nothing but what checkers know."""
+    return lambda function: function  # type: ignore[return-value]  # that is its purpose
+
+
+@_typed_like(start_processes)
 def spawn(
     fn: Callable[..., Any],
-    args: Sequence[Any] = (),
+    args: tuple[Any, ...] | list[Any] = (),
     nprocs: int = 1,
     join: bool = True,
     daemon: bool = False,
-    start_method: str = "spawn",
-) -> MultiprocessContext | None:
-    """:func:`start_processes` with the start method spawn; another one gets a warning."""
+    start_method: StartMethod = "spawn",
+) -> MultiprocessContext[Any] | None:
+    """:func:`start_processes` with the start method spawn; another method gets a warning."""
     if start_method != "spawn":
-        from rankspawn.warned import warn_caller
+        from rankspawn.caller import warn_caller
 
         warn_caller(
             f"spawn() starts with 'spawn' only, as torch's does; call "
             f"start_processes(start_method={start_method!r}) for the other",
             FutureWarning,
         )
-    return start_processes(fn, args, nprocs, join, daemon, "spawn")
+    from rankspawn.compat.starting import start_indexed
+
+    context = start_indexed(IndexFirst(fn), args, nprocs, join, daemon, "spawn")
+    return None if join else context
 
 
 class IndexFirst:
-    """Runs in the worker: calls ``fn(index, *args)``; the index arrives last."""
+    """A callable that calls ``fn(index, *args)``, though the index arrives last.
+
+    Runs in the worker.
+    """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
         self.fn = fn
@@ -97,7 +173,7 @@ class IndexFirst:
 def __getattr__(name: str) -> object:
     if name not in ("ProcessContext", "SpawnContext"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rankspawn.workers.context import MultiprocessContext
+    from rankspawn.supervise.context import MultiprocessContext
 
     return MultiprocessContext
 

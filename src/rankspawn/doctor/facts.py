@@ -1,4 +1,4 @@
-"""Facts about this machine and this process, as plain data. Looks only: nothing is started.
+"""Facts about this machine, and what ``spawn`` would do here. Nothing is started.
 
 What is not ours to decide, such as the devices that a mask shows, is asked of ``plan`` and
 ``machine``, so that the doctor and ``spawn`` cannot disagree.
@@ -12,25 +12,23 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from multiprocessing import get_all_start_methods
 from typing import Any
 
 from rankspawn import __version__
-from rankspawn.doctor.cgroups import Cgroups
-from rankspawn.machine import RealMachine
-from rankspawn.options import START_METHODS, SpawnOptions
-from rankspawn.plan.devices import see_devices
-from rankspawn.plan.vendors import VENDORS
+from rankspawn.machine import Cgroups, read_file
+from rankspawn.options import START_METHODS, SpawnOptions, read_options
+from rankspawn.plan.devices import VENDORS, see_devices
+from rankspawn.plan.job import Job, RankSpec, make_plan, resolve
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from rankspawn.plan.facts import Machine
-
-__all__ = ["gather"]
+    from rankspawn.plan.devices import Machine
 
 Facts = dict[str, Any]
+"""Plain data that ``json`` takes: what ``rankspawn doctor --json`` shows."""
 
 # Distributions that a worker may well import, or that change how it is run.
 _PACKAGES = (
@@ -72,9 +70,14 @@ _TELLING = (
 )
 
 
-def gather(environ: Mapping[str, str], machine: Machine | None = None) -> Facts:
-    """Everything, in the order in which it is shown."""
-    machine = machine or RealMachine()
+# Stands for a port that is chosen when workers are started. No machine has it, so that it
+# cannot be mistaken for one; it is replaced by words.
+_SOME_PORT = 0
+_FREE = "<free port>"
+
+
+def gather_facts(environ: Mapping[str, str], machine: Machine) -> Facts:
+    """The facts about a machine and this process, in the order in which they are shown."""
     groups = Cgroups()
     return {
         "software": _software(),
@@ -93,7 +96,27 @@ def gather(environ: Mapping[str, str], machine: Machine | None = None) -> Facts:
     }
 
 
+def forecast_spawn(environ: Mapping[str, str], machine: Machine) -> Facts:
+    """The workers, devices, backend and variables of ``spawn(func)``, or why it would fail."""
+    try:
+        job = resolve(-1, read_options({}), environ, machine)
+        plan = make_plan(job, _ports(job), run_id="<unique name>")
+    except (ValueError, RuntimeError, TypeError) as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {
+        "error": None,
+        "nprocs": plan.nprocs,
+        "world_size": plan.world_size,
+        "nnodes": plan.nnodes,
+        "backend": plan.backend,
+        "device_type": plan.device_type,
+        "note": job.resources.warning,
+        "ranks": [_rank(spec) for spec in plan.ranks],
+    }
+
+
 def _software() -> Facts:
+    """Versions, and whether this process is itself a worker."""
     system = os.uname()
     return {
         "rankspawn": __version__,
@@ -104,7 +127,7 @@ def _software() -> Facts:
 
 
 def _devices(environ: Mapping[str, str], machine: Machine) -> list[Facts]:
-    """The types that are there, or that a mask speaks of."""
+    """The types of devices that are there, or that a mask speaks of."""
     found = []
     for device_type, vendor in VENDORS.items():
         count = machine.device_count(device_type)
@@ -130,6 +153,7 @@ def _devices(environ: Mapping[str, str], machine: Machine) -> list[Facts]:
 
 
 def _cpus(environ: Mapping[str, str], machine: Machine, groups: Cgroups) -> Facts:
+    """How many CPUs there are, and how many of them a job may use."""
     return {
         "machine": os.cpu_count(),
         "affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
@@ -140,6 +164,7 @@ def _cpus(environ: Mapping[str, str], machine: Machine, groups: Cgroups) -> Fact
 
 
 def _limits(groups: Cgroups) -> Facts:
+    """Limits of this process and its control groups, and the room that is left."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     processes = resource.getrlimit(resource.RLIMIT_NPROC)
     return {
@@ -154,8 +179,9 @@ def _limits(groups: Cgroups) -> Facts:
 
 
 def _system() -> Facts:
-    """What the supervision of workers relies on."""
+    """System calls and files that the supervision of workers relies on, and signals ignored."""
     return {
+        # Tried, not looked up: a container's seccomp profile may forbid what the kernel has.
         "pidfd": _works(lambda: os.close(os.pidfd_open(os.getpid()))),
         "memfd": _works(lambda: os.close(os.memfd_create("rankspawn-doctor"))),
         "sh": os.access("/bin/sh", os.X_OK),
@@ -167,6 +193,7 @@ def _system() -> Facts:
 
 
 def _packages() -> dict[str, str]:
+    """Versions of known distributions that are installed; none is imported."""
     versions = {}
     for name in _PACKAGES:
         try:
@@ -177,25 +204,22 @@ def _packages() -> dict[str, str]:
 
 
 def _number(limit: int) -> int | None:
-    """A limit, None for none."""
+    """A limit as ``getrlimit`` has it, or None for no limit."""
     return None if limit == resource.RLIM_INFINITY else limit
 
 
 def _memory() -> Facts:
-    """Bytes of this machine, as ``/proc/meminfo`` has them."""
+    """This machine's memory in bytes, from ``/proc/meminfo``."""
     values: Facts = {"total": None, "available": None}
-    try:
-        with open("/proc/meminfo", encoding="utf-8") as file:
-            for line in file:
-                name, _, rest = line.partition(":")
-                if name in ("MemTotal", "MemAvailable"):
-                    values[name[3:].lower()] = int(rest.split()[0]) * 1024
-    except (OSError, ValueError):
-        pass
+    for line in read_file("/proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("MemTotal", "MemAvailable"):
+            values[name[3:].lower()] = int(rest.split()[0]) * 1024
     return values
 
 
 def _temporary_folder() -> str | None:
+    """The folder for temporary files, if there is one that can be written to."""
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:  # no folder can be written to
@@ -203,7 +227,7 @@ def _temporary_folder() -> str | None:
 
 
 def _disk(path: str | None) -> Facts | None:
-    """Bytes of the file system of a folder; None if there is no such folder."""
+    """Size and room, in bytes, of a folder's file system; None without such a folder."""
     if path is None:
         return None
     try:
@@ -218,7 +242,8 @@ def _disk(path: str | None) -> Facts | None:
     }
 
 
-def _works(attempt: Any) -> bool:
+def _works(attempt: Callable[[], object]) -> bool:
+    """Whether this Python has the call, and the kernel allows it."""
     try:
         attempt()
     except (OSError, AttributeError):
@@ -227,10 +252,10 @@ def _works(attempt: Any) -> bool:
 
 
 def _read_number(path: str) -> int | None:
+    """The number that a file holds; None if it is missing, or holds something else."""
     try:
-        with open(path, encoding="utf-8") as file:
-            return int(file.read())
-    except (OSError, ValueError):
+        return int(read_file(path))
+    except ValueError:
         return None
 
 
@@ -238,3 +263,34 @@ def _without_secrets(value: str) -> str:
     """A proxy's address without its name and password."""
     scheme, marker, rest = value.partition("://")
     return f"{scheme}://…@{rest.rpartition('@')[2]}" if marker and "@" in rest else value
+
+
+def _ports(job: Job) -> list[int]:
+    """The ports of this node's ranks: agreed ones, else stand-ins."""
+    own = job.topology.own
+    return list(own.ports) if own.ports is not None else [_SOME_PORT] * own.count
+
+
+def _rank(spec: RankSpec) -> Facts:
+    """One rank of the forecast: its device and its variables, None for one that is removed."""
+    return {
+        "rank": spec.rank,
+        "device": spec.device_type if spec.device is None else f"{spec.device_type}:{spec.device}",
+        "environment": {
+            name: None if value is None else _name_ports(name, value)
+            for name, value in sorted(spec.env.items())
+        },
+    }
+
+
+def _name_ports(name: str, value: str) -> str:
+    """The value of a variable, with words for the stand-ins of ports in it."""
+    if name == "MASTER_PORT" and value == str(_SOME_PORT):
+        return _FREE
+    parts = value.split(",")
+    return ",".join(
+        part.removesuffix(f":{_SOME_PORT}") + f":{_FREE}"
+        if part.endswith(f":{_SOME_PORT}")
+        else part
+        for part in parts
+    )

@@ -1,4 +1,4 @@
-"""What the facts mean: what would make ``spawn`` fail, and what to look out for. Pure."""
+"""Findings: what would make ``spawn`` fail here, and what to look out for. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Finding", "judge"]
+from rankspawn.view.ranks import size_text
 
 ERROR = "error"
 WARNING = "warning"
@@ -17,7 +17,7 @@ _MIB = 2**20
 _LITTLE_SHARED_MEMORY = 512 * _MIB
 _LITTLE_MEMORY_PER_RANK = 256 * _MIB
 _LITTLE_TEMPORARY = 100 * _MIB
-# Three for each rank, and what the rest of a program has open; see workers/limits.py.
+# Three for each rank, and what the rest of a program has open; see descriptors.py.
 _FILES_PER_RANK = 3
 _SPARE_FILES = 64
 # A worker that imports a framework has a few threads, and each counts as a process.
@@ -26,7 +26,7 @@ _PROCESSES_PER_RANK = 4
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to know.
+    """A problem, or something to know, and what to do about it.
 
     Attributes:
         level: ``error`` if spawn would fail, ``warning`` if something may, else ``note``.
@@ -39,8 +39,8 @@ class Finding:
     do: str
 
 
-def judge(facts: dict[str, Any], forecast: dict[str, Any]) -> list[Finding]:
-    """All findings, errors first."""
+def find_problems(facts: dict[str, Any], forecast: dict[str, Any]) -> list[Finding]:
+    """All findings about a machine and what ``spawn`` would do there, errors first."""
     ranks = forecast.get("nprocs") or 1
     found = [
         *_of_forecast(forecast),
@@ -138,7 +138,7 @@ def _of_memory(limits: dict[str, Any], ranks: int) -> Iterator[Finding]:
         by = "the control group" if min(known) != machine["available"] else "this machine"
         yield Finding(
             WARNING,
-            f"{by} has {min(known) // _MIB} MiB of memory left for {ranks} workers; one that "
+            f"{by} has {size_text(min(known))} of memory left for {ranks} workers; one that "
             "runs out is killed by SIGKILL.",
             "Give it more (docker run --memory), or start fewer workers with nprocs.",
         )
@@ -155,7 +155,7 @@ def _of_folders(limits: dict[str, Any]) -> Iterator[Finding]:
     elif shared["free"] < _LITTLE_SHARED_MEMORY:
         yield Finding(
             WARNING,
-            f"/dev/shm has {shared['free'] // _MIB} MiB free; data loaders and NCCL put their "
+            f"/dev/shm has {size_text(shared['free'])} free; data loaders and NCCL put their "
             "batches and buffers there, and die of SIGBUS when it is full.",
             "In a container: docker run --shm-size=8g (or --ipc=host). rankspawn itself does "
             "not use it.",
@@ -168,28 +168,28 @@ def _of_folders(limits: dict[str, Any]) -> Iterator[Finding]:
     elif temporary["free"] < _LITTLE_TEMPORARY:
         yield Finding(
             WARNING,
-            f"{temporary['path']} has {temporary['free'] // _MIB} MiB free.",
+            f"{temporary['path']} has {size_text(temporary['free'])} free.",
             "Make room there, or set TMPDIR to another folder.",
         )
 
 
 def _of_devices(devices: list[dict[str, Any]]) -> Iterator[Finding]:
-    for one in devices:
-        for name, value in one["masks"].items():
+    for device in devices:
+        for name, value in device["masks"].items():
             entries = [entry for entry in value.split(",") if entry.strip()]
-            shown = len(one["visible"])
+            shown = len(device["visible"])
             if entries and value.strip() != "-1" and shown < len(entries):
                 yield Finding(
                     WARNING,
                     f"{name}={value} has {len(entries)} entries, but shows {shown} devices.",
                     "An entry that is invalid or twice hides what follows: correct it.",
                 )
-        if one["visible"] and not one["found"]:
-            names = ", ".join(one["masks"])
+        if device["visible"] and not device["found"]:
+            names = ", ".join(device["masks"])
             yield Finding(
                 WARNING,
-                f"{names} shows {len(one['visible'])} devices of type {one['type']}, but none is "
-                "found on this machine.",
+                f"{names} shows {len(device['visible'])} devices of type {device['type']}, but "
+                "none is found on this machine.",
                 "Check the driver; or unset the variable, or use backend='gloo'.",
             )
 

@@ -1,152 +1,250 @@
-"""A job on one machine: starts its pod, waits, and decides what happens next.
+"""Runs the programs of this node: does what its session says, and tells it what happens.
 
-Everything that can happen is a readable descriptor in one selector: a signal to the launcher,
-the end of a program. With several nodes (``member_agent``), what they agree on is one more.
+One selector waits for signals to the launcher, for the session and for the ends of programs;
+nothing else blocks.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import signal
-from dataclasses import dataclass
-from enum import Enum
 
-from rankspawn.launch.signals import ImpatientError, Signals
-from rankspawn.launch.words import describe_end, exit_code_of
+from rankspawn.interrupts import ImpatientError, Signals
+from rankspawn.launch.flags import UsageError
+from rankspawn.launch.session import Cause, JobOver, JobResult, StartWorkers, StopWorkers, Waiting
+from rankspawn.launch.summary import (
+    LINES_READ,
+    describe_cause,
+    describe_end,
+    exit_code_of,
+)
+from rankspawn.supervise.outcome import signal_name
+from rankspawn.workers.logs import read_tail
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rankspawn.launch.config import LaunchConfig
+    from rankspawn.launch.node import ThisNode
     from rankspawn.launch.pod import Ending, Pod
+    from rankspawn.launch.session import Instruction, Session
 
-__all__ = ["Agent", "Result", "may_restart"]
-
-logger = logging.getLogger(__name__)
-
-
-class Event(Enum):
-    """What an agent waits for."""
-
-    SIGNALLED = "a signal asks us to end"
-    FAILED = "a program failed"
-    DONE = "all trainers ended well"
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What became of the job on this node.
-
-    Attributes:
-        exit_code: For the launcher to end with.
-        endings: How each program ended, of the last start.
-        cause: The failure that came first, if one did.
-        tries: How often the programs were started.
-        text: With several nodes, what went wrong on any of them, the root cause last.
-    """
-
-    exit_code: int
-    endings: list[Ending]
-    cause: Ending | None
-    tries: int
-    text: str = ""
-
-
-def may_restart(config: LaunchConfig, restarts: int) -> bool:
-    """Whether a node starts its programs again after one of them failed."""
-    return config.elastic_level == 1 and restarts < config.max_restart
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Agent:
-    """Runs the programs of this node to one result.
+    """Runs the programs of this node, generation after generation, to one result.
 
     Args:
-        config: What was asked for.
-        start: Starts a pod; gets how many were started before.
+        here: This node.
         signals: What the launcher receives.
+
+    Attributes:
+        endings: How each program ended, of the last start.
+        tries: How often the programs were started.
     """
 
-    def __init__(self, config: LaunchConfig, start: Callable[[int], Pod], signals: Signals) -> None:
-        self._config = config
-        self._start = start
+    def __init__(self, here: ThisNode, signals: Signals) -> None:
+        self.endings: list[Ending] = []
+        self.tries: int = 0
+        self._here = here
         self._signals = signals
+        self._pod: Pod | None = None
+        self._started: StartWorkers | None = None
+        # What the session knows about the pod.
+        self._told_failed = self._told_done = False
 
-    def run(self) -> Result:
-        """Start, wait, restart if allowed; nothing runs any more when it returns or raises.
+    def run(self, join: Callable[[], Session]) -> JobResult:
+        """Take part until the job is over; nothing runs here any more when it returns or raises.
+
+        Args:
+            join: Begins the session; it may take its time.
 
         Raises:
-            OSError: A program could not be started.
+            OSError: A job on this machine alone could not be started.
+            UsageError: The same, because of its options.
         """
-        restarts = 0
-        while True:
-            result = self._run_once(restarts)
-            if result.cause is None or not may_restart(self._config, restarts):
-                return result
-            if self._signals.ending is not None:
-                # It would have been started again: not the failure has ended the job, but this.
-                return Result(128 + self._signals.ending, result.endings, None, result.tries)
-            restarts += 1
-            logger.warning(
-                "%s failed (%s), its log is %s; restart %d of %d",
-                result.cause.name,
-                describe_end(result.cause.outcome),
-                result.cause.log,
-                restarts,
-                self._config.max_restart,
-            )
-
-    def _run_once(self, restarts: int) -> Result:
-        if self._signals.ending is not None:
-            return Result(128 + self._signals.ending, [], None, restarts)
-        pod = self._start(restarts)
-        try:
-            try:
-                event = self._wait(pod)
-            except BaseException:
-                pod.stop()
-                raise
-            exit_code, cause = self._end(pod, event)
-            return Result(exit_code, pod.endings, cause, restarts + 1)
-        finally:
-            pod.close()
-
-    def _wait(self, pod: Pod) -> Event:
-        """Block until there is something to decide."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._signals, selectors.EVENT_READ)
-            selector.register(pod, selectors.EVENT_READ)
-            while True:
-                self._signals.clear()
-                for number in self._signals.take_to_pass_on():
-                    pod.pass_on(number)
-                pod.collect()
-                # First, because Ctrl-C reaches the programs as well, which then seem to fail.
-                if self._signals.ending is not None:
-                    return Event.SIGNALLED
-                if pod.failures:
-                    return Event.FAILED
-                if pod.is_done:
-                    return Event.DONE
-                selector.select()
-
-    def _end(self, pod: Pod, event: Event) -> tuple[int, Ending | None]:
-        """End the pod accordingly; the exit code, and the cause of a failure."""
         try:
             with self._signals.impatient():
-                if event is Event.DONE:
+                self._session = join()
+        except ImpatientError:  # before it met anybody
+            return self._ended_by_signal()
+        with selectors.DefaultSelector() as self._selector:
+            try:
+                return self._take_part()
+            except BaseException:
+                self._end_pod()
+                self._session.close(wait=False)
+                raise
+
+    def _take_part(self) -> JobResult:
+        self._selector.register(self._signals, selectors.EVENT_READ)
+        descriptor = self._session.fileno()
+        if descriptor is not None:
+            self._selector.register(descriptor, selectors.EVENT_READ)
+        over = self._follow()
+        if over is None:
+            over = self._leave()
+            if over is None or _is_a_leave(over):
+                over = self._ended_by_signal()
+        self._close_session()
+        return over
+
+    def _ended_by_signal(self) -> JobResult:
+        """The result of a job that ends because somebody wants it to."""
+        assert self._signals.ending is not None, "it is the reason"
+        return JobResult((Cause("left", "", 128 + self._signals.ending),))
+
+    def _follow(self, *, leaving: bool = False) -> JobResult | None:
+        """Do what the session says until the job is over; None if a signal asks us to end."""
+        while True:
+            self._signals.clear()
+            self._collect()
+            # Asked before the session is told of failures: when another node fails, programs of
+            # this one fail because of it, and must not be taken for the cause.
+            while instructions := self._session.take():
+                for instruction in instructions:
+                    if isinstance(instruction, JobOver):
+                        # Something still runs only if the rendezvous itself has failed.
+                        self._end_pod()
+                        return instruction.result
+                    self._obey(instruction)
+            # Between the look at the programs and what is told of them: Ctrl-C reaches them as
+            # well, and those that it has ended have not failed.
+            if self._signals.ending is not None and not leaving:
+                return None
+            if not self._tell():
+                self._selector.select()
+
+    def _leave(self) -> JobResult | None:
+        """End what runs here and tell the others why; None if nobody wants to wait for that."""
+        assert self._signals.ending is not None, "it is the reason"
+        name = signal_name(self._signals.ending)
+        text = f"{self._own_name()} was ended by {name} to its launcher"
+        self._session.leave(text, exit_code=self._ended_by_signal().exit_code)
+        self._end_pod()
+        try:
+            with self._signals.impatient():
+                return self._follow(leaving=True)
+        except ImpatientError:
+            logger.warning("asked again to end: the other nodes are not waited for")
+            self._session.close(wait=False)
+            return None
+
+    def _close_session(self) -> None:
+        try:
+            with self._signals.impatient():
+                self._session.close()
+        except ImpatientError:
+            self._session.close(wait=False)
+
+    def _obey(self, instruction: Instruction) -> None:
+        match instruction:
+            case Waiting(text):
+                logger.info("%s", text)
+            case StartWorkers():
+                self._start(instruction)
+            case StopWorkers(generation, reason) if self._runs(generation):
+                if reason and not instruction.succeeded:
+                    logger.warning("the workers of this node are ended: %s", reason)
+                self._end_pod(grace=instruction.grace, only_helpers=instruction.succeeded)
+            case StopWorkers(generation):
+                self._session.stopped(generation)
+
+    def _runs(self, generation: int) -> bool:
+        return self._started is not None and self._started.generation == generation
+
+    def _start(self, instruction: StartWorkers) -> None:
+        if self._signals.ending is not None:
+            self._session.stopped(instruction.generation)
+            return
+        try:
+            if not self._session.may_start(instruction):
+                return
+            self._pod, self._started = self._here.start(instruction), instruction
+        except (OSError, UsageError) as error:
+            self._session.not_started(instruction, error)
+            return
+        self._told_failed = self._told_done = False
+        self.tries += 1
+        self._selector.register(self._pod, selectors.EVENT_READ)
+
+    def _collect(self) -> None:
+        """Take note of what became of the programs, and pass on what is meant for them."""
+        if self._pod is not None:
+            for number in self._signals.take_to_pass_on():
+                self._pod.pass_on(number)
+            self._pod.collect()
+
+    def _tell(self) -> bool:
+        """Tell the session what became of the programs; False if it knows all of it."""
+        pod, started = self._pod, self._started
+        if pod is None or started is None or self._told_failed:
+            return False
+        # Others may still need the servers of this node, if it has no more than those.
+        only_serves = not pod.has_trainers and len(started.nodes) > 1
+        if pod.failures:
+            self._told_failed = True
+            self._tell_failure(pod.failures[0], started.generation)
+        elif pod.is_empty:
+            self._end_pod(done=True)
+        elif not self._told_done and (pod.is_done or only_serves):
+            self._told_done = True
+            self._session.done(started.generation, gone=False)
+        else:
+            return False
+        return True
+
+    def _tell_failure(self, cause: Ending, generation: int) -> None:
+        assert cause.outcome is not None, "what failed has ended"
+        lines = read_tail(cause.log, start=cause.log_start, lines=LINES_READ)
+        self._session.failed(
+            generation,
+            exit_code=exit_code_of(cause.outcome),
+            text=describe_cause(cause, lines, host=os.uname().nodename),
+            brief=f"{cause.name} failed ({describe_end(cause.outcome)}), its log is {cause.log}",
+        )
+
+    def _end_pod(
+        self, *, grace: float | None = None, only_helpers: bool = False, done: bool = False
+    ) -> None:
+        """End what runs here, if anything does, and say so.
+
+        Args:
+            grace: Seconds between SIGTERM and SIGKILL, if others than the pod's.
+            only_helpers: All trainers of the job succeeded; what they left running is left alone.
+            done: The work of this node is what has ended it.
+        """
+        pod, started = self._pod, self._started
+        if pod is None or started is None:
+            return
+        self._pod = self._started = None
+        self._selector.unregister(pod)
+        try:
+            with self._signals.impatient():
+                if only_helpers:
                     pod.stop_helpers()
                 else:
-                    pod.stop(interrupted=self._signals.ending == signal.SIGINT)
+                    pod.stop(interrupted=self._signals.ending == signal.SIGINT, grace=grace)
         except ImpatientError:
             logger.warning("asked again to end: what still runs is killed")
             pod.kill()
-        if event is Event.DONE:
-            return 0, None
-        if event is Event.SIGNALLED:
-            assert self._signals.ending is not None, "it was the event"
-            return 128 + self._signals.ending, None
-        cause = pod.failures[0]
-        assert cause.outcome is not None, "what failed has ended"
-        return exit_code_of(cause.outcome), cause
+        finally:
+            self.endings = pod.endings
+            pod.close()
+        if done:
+            self._session.done(started.generation)
+        else:
+            self._session.stopped(started.generation, fresh_ports=self._here.fresh_ports)
+
+    def _own_name(self) -> str:
+        if self._started is None:
+            return f"a node ({self._here.host})"
+        return f"node {self._started.node_rank} ({self._here.host})"
+
+
+def _is_a_leave(over: JobResult) -> bool:
+    """Whether the job has not failed by itself, as far as is known."""
+    return not over.causes or over.causes[0].kind == "left"

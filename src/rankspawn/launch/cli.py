@@ -5,40 +5,40 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from contextlib import suppress
+import threading
+from contextlib import closing, suppress
+from queue import SimpleQueue
 
-from rankspawn.descriptors import stdio_occupied
-from rankspawn.launch import console
+from rankspawn.descriptors import stdio_occupied, write_patiently
+from rankspawn.interrupts import ImpatientError, Signals, join_patiently
 from rankspawn.launch.config import read_config
-from rankspawn.launch.flags import HelpRequest, UsageError
+from rankspawn.launch.flags import HelpRequest, UsageError, exit_code_of_error
 from rankspawn.launch.schedulers import fill
-from rankspawn.launch.signals import ImpatientError
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from rankspawn.launch.agent import Result
+    from rankspawn.launch.agent import Agent
     from rankspawn.launch.config import LaunchConfig
-    from rankspawn.launch.signals import Signals
-    from rankspawn.workers.follow import LogFollower
+    from rankspawn.launch.node import ThisNode
+    from rankspawn.launch.session import JobResult, Session
+    from rankspawn.plan.devices import Machine
 
-__all__ = ["main"]
+logger: logging.Logger = logging.getLogger(__name__)
 
-logger = logging.getLogger(__name__)
-
-# As shells have it.
-_WRONG_USAGE = 2
-_CANNOT_EXECUTE = 126
-_NOT_FOUND = 127
-_INTERRUPTED = 130
+_INTERRUPTED = 130  # as shells have it
 # Seconds that a terminal which takes nothing may hold up who was asked to end.
 _LONGEST_GOODBYE = 2.0
+_STDERR = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a job; the exit code is that of the failure that came first, or 0."""
-    console.set_up()
+    """Run a job; the exit code is that of the failure that came first, or 0.
+
+    To be followed by the end of the process: after a request to end, further ones are ignored.
+    """
+    _set_up_console()
     try:
         # A closed standard stream would leave its number to a descriptor of ours.
         with stdio_occupied():
@@ -48,22 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         with suppress(BrokenPipeError):  # `rankrun --help | head`
             os.write(1, f"{request.text}\n".encode())
         return 0
-    except UsageError as error:
-        return _complain(error, _WRONG_USAGE)
-    except FileNotFoundError as error:
-        return _complain(error, _NOT_FOUND)
-    except OSError as error:
-        return _complain(error, _CANNOT_EXECUTE)
+    except (UsageError, OSError) as error:
+        return _complain(error)
     except KeyboardInterrupt:  # before anything was started
         return _INTERRUPTED
     finally:
-        console.tear_down()
+        _tear_down_console()
 
 
 def _configure(argv: Sequence[str]) -> LaunchConfig:
     """What was asked for, completed by the scheduler that we run under, if any."""
     config = fill(read_config(argv, os.environ), os.environ)
-    console.set_level(config.log_level)
+    logging.getLogger("rankspawn").setLevel(config.log_level)
     for note in config.notes:
         logger.warning("%s", note)
     _check_nodes(config)
@@ -72,51 +68,58 @@ def _configure(argv: Sequence[str]) -> LaunchConfig:
 
 
 def _launch(config: LaunchConfig, argv: Sequence[str]) -> int:
-    """Start the workers, wait for them, and tell how it went."""
+    """Run the job and say how it went, or what is wrong, to the end; the exit code."""
+    with Signals() as signals:
+        try:
+            exit_code = _run_job(config, argv, signals)
+        except (UsageError, OSError) as error:
+            exit_code = _complain(error)
+        _wait_for_terminal(_tear_down_console, signals)
+        if signals.ending is not None:
+            # Also who asked once more is told the whole of it, if somebody reads. Here, because
+            # from the end of this block on the process cannot be asked to end any more.
+            _tear_down_console(_LONGEST_GOODBYE)
+    return exit_code
+
+
+def _run_job(config: LaunchConfig, argv: Sequence[str], signals: Signals) -> int:
+    """Start the workers, wait for them, and tell how it went; the exit code."""
     # Imported here, since a usage error needs none of them.
-    from rankspawn.launch.signals import Signals
+    from rankspawn.launch.agent import Agent
+    from rankspawn.launch.node import ThisNode
+    from rankspawn.machine import RealMachine
     from rankspawn.workers.follow import LogFollower
 
-    with Signals() as signals:
-        follower = LogFollower(1)
-        try:
-            if config.spans_machines:
-                result = _run_as_member(config, argv, follower, signals)
-            else:
-                result = _run_alone(config, follower, signals)
-        finally:
-            _wait_for_terminal(follower.finish, signals)
-        _say_goodbye(result, signals.ending)
-        _wait_for_terminal(console.tear_down, signals)
+    follower = LogFollower(1)
+    try:
+        machine = RealMachine()
+        join = _way_to_others(config, machine, argv) if config.spans_machines else _be_alone
+        with closing(ThisNode(config, machine, follower)) as here:
+            agent = Agent(here, signals)
+            result = agent.run(lambda: join(here))
+    finally:
+        _wait_for_terminal(follower.finish, signals)
+    _say_goodbye(result, agent, signals.ending)
     return result.exit_code
 
 
-def _run_alone(config: LaunchConfig, follower: LogFollower, signals: Signals) -> Result:
-    from rankspawn.launch.agent import Agent
-    from rankspawn.launch.one_machine import OneMachine
+def _be_alone(here: ThisNode) -> Session:
+    """A job on this machine only."""
+    from rankspawn.launch.programs import Node
+    from rankspawn.launch.session import LocalSession
 
-    here = OneMachine(config, follower)
-    return Agent(config, here.start, signals).run()
+    ports = here.hold_ports()
+    return LocalSession(here.config, Node(0, here.host, ports, name=os.urandom(3).hex()))
 
 
-def _run_as_member(
-    config: LaunchConfig, argv: Sequence[str], follower: LogFollower, signals: Signals
-) -> Result:
-    """Take part in a job of several nodes."""
-    from rankspawn.launch.agent import Result
-    from rankspawn.launch.many_machines import ManyMachines
-    from rankspawn.launch.member_agent import MemberAgent
+def _way_to_others(
+    config: LaunchConfig, machine: Machine, argv: Sequence[str]
+) -> Callable[[ThisNode], Session]:
+    """How this node begins to take part in a job of several; refuses what cannot be meant."""
+    from rankspawn.launch.joining import begin_session, plan_join
 
-    here = ManyMachines(config, follower)
-    try:
-        with signals.impatient():
-            session = here.meet(argv)
-        return MemberAgent(here, session, signals).run()
-    except ImpatientError:  # before it met anybody
-        assert signals.ending is not None, "it was raised by one"
-        return Result(128 + signals.ending, [], None, 0)
-    finally:
-        here.close()
+    plan = plan_join(config, machine)
+    return lambda here: begin_session(plan, here, argv)
 
 
 def _wait_for_terminal(finish: Callable[[float | None], None], signals: Signals) -> None:
@@ -143,24 +146,80 @@ def _check_script(config: LaunchConfig) -> None:
     check_program(config.command(sys.executable))
 
 
-def _say_goodbye(result: Result, ending: int | None) -> None:
+def _say_goodbye(result: JobResult, agent: Agent, ending: int | None) -> None:
     """The summary, then the root cause, at every level; nothing is printed after it."""
-    from rankspawn.launch.words import LINES_READ, describe_cause, signal_name, summarize
-    from rankspawn.workers.logs import read_tail
+    from rankspawn.launch.summary import summarize
+    from rankspawn.supervise.outcome import signal_name
 
-    host = os.uname().nodename
-    if result.tries:
-        logger.info("%s", summarize(result.endings, host=host, tries=result.tries))
+    if agent.tries:
+        host = os.uname().nodename
+        logger.info("%s", summarize(agent.endings, host=host, tries=agent.tries))
     if result.text:
         logger.critical("%s", result.text)
-    elif result.cause is not None:
-        lines = read_tail(result.cause.log, start=result.cause.log_start, lines=LINES_READ)
-        logger.critical("%s", describe_cause(result.cause, lines, host=host))
     elif result.exit_code and ending is not None:
         logger.critical("ended by %s to the launcher", signal_name(ending))
 
 
-def _complain(error: Exception, exit_code: int) -> int:
+def _complain(error: Exception) -> int:
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
     logger.critical("%s%s", error, notes)
-    return exit_code
+    return exit_code_of_error(error)
+
+
+class _Console(logging.Handler):
+    """Writes what the launcher itself says to the standard error, in a thread of its own.
+
+    A terminal that was stopped, or a pager that nobody reads, must not hold up the supervision
+    of a job: only the end waits for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("rankrun: %(message)s"))
+        self._texts: SimpleQueue[bytes | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Have one record written."""
+        self._texts.put(f"{self.format(record)}\n".encode("utf-8", "backslashreplace"))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rankspawn-console", daemon=True)
+            self._thread.start()
+
+    def finish(self, timeout: float | None) -> None:
+        """Wait until all is written."""
+        if self._thread is not None:
+            self._texts.put(None)
+            join_patiently(self._thread, timeout)
+            self._thread = None
+
+    def _run(self) -> None:
+        # Not through sys.stderr: text that Python still holds when it ends, and cannot write
+        # then, would make it exit with a code of its own in place of the job's.
+        while (text := self._texts.get()) is not None:
+            rest = memoryview(text)
+            try:
+                while rest:
+                    rest = rest[write_patiently(_STDERR, rest) :]
+            except OSError:  # the reader of a pipe left, the terminal was closed
+                continue
+
+
+def _set_up_console() -> None:
+    """Show what this package logs from INFO on; the level can be changed later."""
+    ours = logging.getLogger("rankspawn")
+    ours.handlers[:] = [_Console()]
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
+
+
+def _tear_down_console(timeout: float | None = None) -> None:
+    """Wait until everything was written.
+
+    Args:
+        timeout: Seconds to wait for a terminal that takes nothing; None for ever.
+    """
+    ours = logging.getLogger("rankspawn")
+    for handler in ours.handlers:
+        if isinstance(handler, _Console):
+            handler.finish(timeout)

@@ -16,15 +16,14 @@ from rankspawn.launch.flags import (
     read_variables,
     split_flags,
 )
-from rankspawn.plan.topology import FIRST_PORT, WORKER_MARK
-from rankspawn.plan.vendors import VENDORS
+from rankspawn.plan.devices import VENDORS
+from rankspawn.plan.environ import WORKER_VARIABLE
+from rankspawn.plan.topology import FIRST_PORT, plain
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
-
-__all__ = ["IpuConfig", "LaunchConfig", "UsageError", "read_config"]
 
 COLLECTIVE, PS, HETER, IPU = "collective", "ps", "ps-heter", "ipu"
 
@@ -52,6 +51,7 @@ class LaunchConfig:
         min_nodes: The fewest nodes; the same as ``max_nodes`` if the job is not elastic.
         nproc_per_node: Workers on this node; None for one per device, or per CPU.
         devices: Selected ids; None for whatever there is.
+        devices_name: The flag or variable that selected them.
         device_type: ``gpu``, ``xpu``, ``npu``, ``cpu`` …; None for whatever there is.
         heter_workers: Endpoints of all stages one after the other; ``heter_worker_num`` has how
             many there are in each.
@@ -68,6 +68,7 @@ class LaunchConfig:
     max_nodes: int = 1
     nproc_per_node: int | None = None
     devices: tuple[str, ...] | None = None
+    devices_name: str = "--devices"
     device_type: str | None = None
     host: str | None = None
     ips: tuple[str, ...] = ()
@@ -97,17 +98,14 @@ class LaunchConfig:
 
     @property
     def is_elastic(self) -> bool:
-        """The number of nodes may change while the job runs."""
+        """Whether the number of nodes may change while the job runs."""
         return self.min_nodes < self.max_nodes
 
     @property
     def spans_machines(self) -> bool:
-        """It has, or may have, more than one node."""
+        """Whether it has, or may have, more than one node."""
         listed = (*self.servers, *self.trainers, *self.heter_workers)
-        hosts = {endpoint.rpartition(":")[0] for endpoint in listed}
-        # Two names of one machine.
-        if {"localhost", "127.0.0.1"} <= hosts:
-            hosts.remove("localhost")
+        hosts = {plain(endpoint.rpartition(":")[0]) for endpoint in listed}
         return self.max_nodes > 1 or len(hosts) > 1
 
     def command(self, python: str) -> tuple[str, ...]:
@@ -148,7 +146,7 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig
     """
     table = [flag for group in FLAGS.values() for flag in group]
     from_line, words = split_flags(argv, table)
-    ignored = _OF_OUTER_JOB if WORKER_MARK in environ else frozenset()
+    ignored = _OF_OUTER_JOB if WORKER_VARIABLE in environ else frozenset()
     from_environ = read_variables(environ, table, ignored=ignored)
     try:
         values, notes = _merge(from_line, from_environ)
@@ -183,6 +181,8 @@ def _merge(
             if flag.field == "device_type":
                 _set_device_type(values, str(value), origin)
             values[flag.field] = value
+            if flag.field == "devices":
+                values["devices_name"] = origin
             if flag.name in _TYPE_OF_FLAG:
                 _set_device_type(values, _TYPE_OF_FLAG[flag.name], origin)
             if flag.deprecated:
@@ -248,7 +248,8 @@ def _read_ipu(argv: Sequence[str], values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _settle(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """What follows from several flags together, under the names of the fields."""
-    given = frozenset({"rank": "node_rank"}.get(name, name) for name in values)
+    fields = values.keys() - {"devices_name"}
+    given = frozenset({"rank": "node_rank"}.get(name, name) for name in fields)
     settled = dict(values)
     settled["node_rank"] = settled.pop("rank", -1)
     counts = settled.pop("nnodes", None)

@@ -49,7 +49,7 @@ def number(least: int, most: int | None = None) -> Callable[[str, str], int]:
     return read
 
 
-port = number(1, HIGHEST_PORT)
+port: Callable[[str, str], int] = number(1, HIGHEST_PORT)
 
 
 def workers(origin: str, given: str) -> int | str:
@@ -119,7 +119,7 @@ def run_mode(origin: str, given: str) -> str:
 
 
 def ids(origin: str, given: str) -> tuple[str, ...]:
-    """Device ids."""
+    """Device ids as a comma list, in a tuple."""
     return read_ids(origin, given)
 
 

@@ -14,21 +14,22 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-__all__ = [
-    "FLAGS",
-    "IPU_FLAGS",
-    "TOKEN_VARIABLES",
-    "Flag",
-    "HelpRequest",
-    "UsageError",
-    "help_text",
-    "read_variables",
-    "split_flags",
-]
+
+# Exit codes, as shells have them.
+WRONG_USAGE = 2
+CANNOT_EXECUTE = 126
+_NOT_FOUND = 127
 
 
 class UsageError(ValueError):
     """A command line or a variable that cannot be used, told to people."""
+
+
+def exit_code_of_error(error: Exception) -> int:
+    """The launcher's exit code for a job that could not be started."""
+    if isinstance(error, UsageError):
+        return WRONG_USAGE
+    return _NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
 
 
 class HelpRequest(Exception):
@@ -41,7 +42,7 @@ class HelpRequest(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag.
+    """A flag of the command line, and how its value is read.
 
     Attributes:
         name: With underscores, without dashes.
@@ -62,17 +63,17 @@ class Flag:
 
     @property
     def field(self) -> str:
-        """The field that it fills."""
+        """The field of the configuration that it fills."""
         return self.sets or self.name
 
     @property
     def variable(self) -> str:
-        """The variable that is read in its absence."""
+        """The variable that is read where the flag is absent."""
         return self.other_variable or f"PADDLE_{self.name.upper()}"
 
     @property
     def written(self) -> str:
-        """As it is written on the command line."""
+        """The flag as it is written on the command line."""
         return f"--{self.name}"
 
 
@@ -185,9 +186,6 @@ IPU_FLAGS: tuple[Flag, ...] = (
     Flag("ipu_partition", read.text, "name of the partition"),
     Flag("vipu_server", read.text, "address of the V-IPU server"),
 )
-
-# The secret of a job has no flag: others could read it in the list of processes.
-TOKEN_VARIABLES = ("RANKSPAWN_JOB_TOKEN", "PADDLE_JOB_TOKEN")
 
 # What people write who come from elsewhere, where no name of ours means the same.
 _ELSEWHERE = {

@@ -11,9 +11,9 @@ import os
 import time
 from dataclasses import dataclass
 
+from rankspawn.descriptors import make_room_for_descriptors
 from rankspawn.launch.programs import HETER, SERVER, TRAINER, ProgramSpec
 from rankspawn.workers.execution import Program, start_programs
-from rankspawn.workers.limits import make_room_for_descriptors
 from rankspawn.workers.marker import new_mark
 from rankspawn.workers.teardown import kill_now
 
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankspawn.descriptors import Closable
+    from rankspawn.supervise.outcome import Outcome
     from rankspawn.workers.follow import LogFollower
-    from rankspawn.workers.outcome import Outcome
-
-__all__ = ["Ending", "Pod", "name_of"]
 
 _NAMES = {TRAINER: "rank", SERVER: "server", HETER: "heter worker"}
 
@@ -78,7 +76,7 @@ class Pod:
         resources: Sequence[Closable] = (),
         outer_mark: str | None = None,
     ) -> None:
-        self.specs = list(specs)
+        self.specs: list[ProgramSpec] = list(specs)
         self._grace = grace
         self._follower = follower
         self._logs = [os.path.join(log_dir, spec.log_name) for spec in specs]
@@ -86,39 +84,39 @@ class Pod:
         # Those who serve the trainers can be stopped without what the trainers left running.
         self._helpers_mark = new_mark()
         self._outer_mark = outer_mark
-        self._trainers = {at for at, spec in enumerate(specs) if spec.role == TRAINER}
+        self._trainers = {index for index, spec in enumerate(specs) if spec.role == TRAINER}
         # For each program a port, a sentinel and a log while it is being started.
         make_room_for_descriptors(3 * len(self.specs))
         self._started = time.monotonic_ns()
         self._group = start_programs(
-            [self._program(at) for at in range(len(self.specs))],
+            [self._program(index) for index in range(len(self.specs))],
             grace=grace,
             keep_logs=keep_logs,
             resources=resources,
         )
         try:
-            shown = [at for at, spec in enumerate(self.specs) if spec.on_terminal]
-            follower.follow({self._logs[at]: self._log_starts[at] for at in shown})
+            shown = [index for index, spec in enumerate(self.specs) if spec.on_terminal]
+            follower.follow({self._logs[index]: self._log_starts[index] for index in shown})
         except BaseException:
             self.stop()
             self.close()
             raise
 
-    def _program(self, at: int) -> Program:
-        spec = self.specs[at]
+    def _program(self, index: int) -> Program:
+        spec = self.specs[index]
         return Program(
             spec.rank,
             name_of(spec),
             spec.command,
             spec.env,
-            self._logs[at],
+            self._logs[index],
             # A debugger in the process whose output is shown can be talked to.
             reads_input=spec.on_terminal and spec.role == TRAINER,
-            second_mark=self._more_marks(at),
+            second_mark=self._more_marks(index),
         )
 
-    def _more_marks(self, at: int) -> str | None:
-        helper = None if at in self._trainers else self._helpers_mark
+    def _more_marks(self, index: int) -> str | None:
+        helper = None if index in self._trainers else self._helpers_mark
         marks = [mark for mark in (self._outer_mark, helper) if mark is not None]
         return "/".join(marks) or None
 
@@ -132,34 +130,34 @@ class Pod:
 
     @property
     def is_done(self) -> bool:
-        """All trainers ended; on a node without any, all programs."""
+        """Whether all trainers ended; on a node without any, all programs."""
         running = set(self._group.sentinels.values())
         return not running & self._trainers if self._trainers else not running
 
     @property
     def has_trainers(self) -> bool:
-        """Some of its programs are trainers; else it only serves those of other nodes."""
+        """Whether some of its programs are trainers; else it only serves those of other nodes."""
         return bool(self._trainers)
 
     @property
     def is_empty(self) -> bool:
-        """No program runs any more."""
+        """Whether no program runs any more."""
         return not self._group.sentinels
 
     @property
     def failures(self) -> list[Ending]:
         """Those that failed by themselves, first one first."""
-        return [self._ending(at) for at, _ in self._group.failures]
+        return [self._ending(index) for index, _ in self._group.failures]
 
     @property
     def endings(self) -> list[Ending]:
         """How each one ended, in the order in which they were given."""
-        return [self._ending(at) for at in range(len(self.specs))]
+        return [self._ending(index) for index in range(len(self.specs))]
 
     def pass_on(self, number: int) -> None:
         """Send a signal to all that run."""
-        for at in self._group.sentinels.values():
-            self._group.workers[at].popen.send_signal(number)
+        for index in self._group.sentinels.values():
+            self._group.workers[index].popen.send_signal(number)
 
     def stop(self, *, interrupted: bool = False, grace: float | None = None) -> None:
         """End what still runs, and what it started.
@@ -190,21 +188,21 @@ class Pod:
         self._follower.follow({})
         self._group.close()
 
-    def _ending(self, at: int) -> Ending:
-        outcome = self._group.outcomes.get(at)
+    def _ending(self, index: int) -> Ending:
+        outcome = self._group.outcomes.get(index)
         ended = time.monotonic_ns() if outcome is None else outcome.when_ns
         return Ending(
-            name_of(self.specs[at]),
-            self.specs[at],
+            name_of(self.specs[index]),
+            self.specs[index],
             outcome,
             max(0, ended - self._started) / 1e9,
-            self._logs[at],
-            self._log_starts[at],
+            self._logs[index],
+            self._log_starts[index],
         )
 
 
 def name_of(spec: ProgramSpec) -> str:
-    """What people call a program."""
+    """The name that people have for a program: ``rank 3``."""
     return f"{_NAMES.get(spec.role, spec.role)} {spec.rank}"
 
 

@@ -8,8 +8,6 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["HETER", "SERVER", "TRAINER", "Node", "ProgramSpec"]
-
 TRAINER = "trainer"
 SERVER = "server"
 HETER = "heter"
@@ -23,15 +21,12 @@ class Node:
         rank: Its number among the nodes; 0 is the master's node.
         host: The address that the others reach it by.
         ports: One per worker, held or free on that node.
-        devices: For each worker the position of its device in the node's mask; empty on
-            the CPU.
         name: Its name in the job, such as six random letters.
     """
 
     rank: int
     host: str
     ports: tuple[int, ...]
-    devices: tuple[str, ...] = ()
     name: str = ""
 
 
@@ -42,7 +37,6 @@ class ProgramSpec:
     Attributes:
         role: ``trainer``, ``server`` or ``heter``.
         rank: Its number among all processes of that role.
-        local_rank: Its number among those of that role on this node.
         command: What is executed.
         env: Changes against the launcher's environment; None removes a variable.
         log_name: The file in the log directory that gets its output.
@@ -51,7 +45,6 @@ class ProgramSpec:
 
     role: str
     rank: int
-    local_rank: int
     command: tuple[str, ...]
     # It may hold what the user put into the environment, which has no place in a log.
     env: Mapping[str, str | None] = field(repr=False)

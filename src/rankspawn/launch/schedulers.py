@@ -31,15 +31,14 @@ from itertools import product
 
 from rankspawn.launch.flags import UsageError
 from rankspawn.option_values import HIGHEST_PORT
-from rankspawn.plan.topology import WORKER_MARK, join
+from rankspawn.plan.environ import WORKER_VARIABLE
+from rankspawn.plan.topology import join
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankspawn.launch.config import LaunchConfig
-
-__all__ = ["expand_nodes", "fill"]
 
 # Below the ports that Linux gives out for outgoing connections (from 32768 on), above those
 # that services use.
@@ -61,7 +60,7 @@ def fill(config: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
     Raises:
         UsageError: A variable has no sense, or one that is needed is missing.
     """
-    if WORKER_MARK in environ or config.run_mode == "ipu":
+    if WORKER_VARIABLE in environ or config.run_mode == "ipu":
         return config
     if config.ips or config.servers:
         return config
@@ -233,8 +232,8 @@ def _with_note(
     if not filled:
         return config
     flags = {"max_nodes": "--nnodes", "node_rank": "--rank", "master": "--master"}
-    words = [f"{flag} {filled[name]}" for name, flag in flags.items() if name in filled]
-    note = f"taken from the {source}: {' '.join(words)}{alone}"
+    parts = [f"{flag} {filled[name]}" for name, flag in flags.items() if name in filled]
+    note = f"taken from the {source}: {' '.join(parts)}{alone}"
     return replace(config, **filled, notes=(*config.notes, note))  # type: ignore[arg-type]
 
 

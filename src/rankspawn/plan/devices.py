@@ -1,4 +1,4 @@
-"""Which devices a process can see, and which rank gets which one.
+"""Which devices there are, which a process can see, and which rank gets which one.
 
 Pure: takes the environment as a mapping and the machine as a protocol.
 
@@ -21,15 +21,84 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rankspawn.plan.vendors import vendor_of
-
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
+    from typing import Protocol
+else:
+    Protocol = object  # rankrun starts without typing
 
-    from rankspawn.plan.facts import Machine
 
-__all__ = ["Device", "Visible", "assign", "parse_mask", "see_devices"]
+class Machine(Protocol):
+    """What a plan asks of a machine, before any mask in the environment is applied.
+
+    A seam: ``machine.RealMachine`` is the one that there is, and tests bring their own.
+    """
+
+    def device_count(self, device_type: str) -> int:
+        """Number of devices of one type (``gpu``, ``xpu``, ``npu``, …); 0 if none is found."""
+
+    def gpu_vendor(self) -> str | None:
+        """``nvidia`` or ``amd``, or None when no GPU is found."""
+
+    def cpus(self) -> int:
+        """CPUs that this process may use, at least 1."""
+
+    def addresses(self) -> frozenset[str]:
+        """IP addresses of this machine's interfaces, as text."""
+
+    def resolve(self, host: str) -> frozenset[str]:
+        """IP addresses that ``host`` stands for; itself for an address, none if unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vendor:
+    """One type of device.
+
+    Attributes:
+        device_type: Its name in Paddle, which is also part of ``FLAGS_selected_<type>s``.
+        masks: Variables that limit what its runtime shows; the first one set counts.
+            A mask renumbers: its first entry is device 0 of the process.
+        nodes: Regular expression that matches one device node per device, below
+            ``/dev``; empty if the kernel shows no such node.
+    """
+
+    device_type: str
+    masks: tuple[str, ...] = ()
+    nodes: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The variable that tells a rank its device."""
+        return f"FLAGS_selected_{self.device_type}s"
+
+
+# To support another type fully, add a line here. One that is not listed works too, as long as it is
+# named: ``device_type="mychip"`` with ``devices`` or ``FLAGS_selected_mychips``.
+# In the order in which ``backend="auto"`` looks for them. GPUs have two vendors with
+# masks that interact, so their masks are read below and their nodes in machine.py.
+# Cards that pose as GPUs to CUDA programs (iluvatar_gpu, metax_gpu) obey CUDA's mask too;
+# the mask of their own comes first and is the one that reveals them.
+_TABLE = (
+    Vendor("gpu", ("CUDA_VISIBLE_DEVICES",)),
+    Vendor("xpu", ("XPU_VISIBLE_DEVICES",), r"xpu[0-9]+"),
+    Vendor("npu", ("ASCEND_RT_VISIBLE_DEVICES",), r"davinci[0-9]+"),
+    Vendor("mlu", ("MLU_VISIBLE_DEVICES",), r"cambricon_dev[0-9]+"),
+    Vendor("gcu", ("TOPS_VISIBLE_DEVICES",), r"gcu[0-9]+"),
+    Vendor("iluvatar_gpu", ("ILUVATAR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"), r"iluvatar[0-9]+"),
+    Vendor("metax_gpu", ("MACA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
+    # Newer Gaudi drivers use /dev/accel/accel<n>, which other accelerators share.
+    Vendor("intel_hpu", ("HABANA_VISIBLE_MODULES",), r"hl[0-9]+"),
+    Vendor("sdaa", ("SDAA_VISIBLE_DEVICES",)),
+    Vendor("musa", ("MUSA_VISIBLE_DEVICES",)),
+)
+
+VENDORS: dict[str, Vendor] = {vendor.device_type: vendor for vendor in _TABLE}
+
+
+def vendor_of(device_type: str) -> Vendor:
+    """What is known about ``device_type``; for an unlisted one, its name alone."""
+    return VENDORS.get(device_type) or Vendor(device_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +136,33 @@ class Visible:
     source: str
     masks: tuple[str, ...]
     set_by_mask: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRequest:
+    """What was asked for, and what messages call it: ``spawn`` has options, ``rankrun`` flags.
+
+    Attributes:
+        nprocs: Ranks on this node; -1 for one per visible device, or per CPU.
+        backend: ``auto``, ``nccl``, ``bkcl``, ``xccl`` or ``gloo``.
+        device_type: ``gpu``, ``xpu``, ``cpu`` or a custom type; None for whatever there is.
+        ids: The devices that are selected; None for the first ones.
+        own: Each rank is to see its own device only.
+        ids_name: What selects devices.
+        nprocs_name: What says how many ranks there are.
+        type_name: What says the type of the devices.
+        cpu_name: What to write in order to run on the CPU.
+    """
+
+    nprocs: int = -1
+    backend: str = "auto"
+    device_type: str | None = None
+    ids: tuple[str, ...] | None = None
+    own: bool = False
+    ids_name: str = "devices"
+    nprocs_name: str = "nprocs"
+    type_name: str = "device_type"
+    cpu_name: str = "backend='gloo'"
 
 
 def parse_mask(text: str, *, count: int = 0, mixed: bool = False) -> tuple[str, ...]:
@@ -114,37 +210,33 @@ def see_devices(device_type: str, environ: Mapping[str, str], machine: Machine) 
     )
 
 
-def assign(
-    visible: Visible, nprocs: int, selection: Sequence[str] | None, *, option: str, own: bool
-) -> tuple[Device, ...]:
+def assign(visible: Visible, request: DeviceRequest) -> tuple[Device, ...]:
     """One device for each of this node's ranks.
 
     Args:
         visible: What there is to give out.
-        nprocs: How many ranks; -1 for one per device.
-        selection: The ids that the caller chose, or None for the first ``nprocs``.
-        option: The option that holds the selection, for messages.
-        own: Whether each rank will see its own device only.
+        request: How many, and which.
 
     Raises:
         RuntimeError: There are fewer visible devices than ranks.
         ValueError: The selection has another length, or names a device that is not visible.
     """
-    if own and not visible.masks:
+    if request.own and not visible.masks:
         raise ValueError(
             f"device_visibility='own' is not possible for device_type={visible.device_type!r}: "
             "no variable is known that would hide the other devices"
         )
-    if selection is None:
-        return _first(visible, nprocs)
-    if nprocs not in (-1, len(selection)):
+    if request.ids is None:
+        return _first(visible, request)
+    name, nprocs, listed = request.ids_name, request.nprocs, ",".join(request.ids)
+    if nprocs not in (-1, len(request.ids)):
         raise ValueError(
-            f"{option}={','.join(selection)!r} selects {len(selection)} devices, "
-            f"but nprocs is {nprocs}: give one device per process"
+            f"{name}={listed!r} selects {len(request.ids)} devices, "
+            f"but {request.nprocs_name} is {nprocs}: give one device per process"
         )
-    devices = tuple(_find(visible, id_, option=option, own=own) for id_ in selection)
+    devices = tuple(_find(visible, id_, option=name, own=request.own) for id_ in request.ids)
     if len(set(devices)) < len(devices):
-        raise ValueError(f"{option}={','.join(selection)!r} names a device twice: {visible.source}")
+        raise ValueError(f"{name}={listed!r} names a device twice: {visible.source}")
     return devices
 
 
@@ -215,14 +307,14 @@ def _source(layers: list[str], environ: Mapping[str, str], variable: str, count:
     return f"{variable} is not set, and {count or 'none'} found on this machine"
 
 
-def _first(visible: Visible, nprocs: int) -> tuple[Device, ...]:
-    seen = len(visible.devices)
+def _first(visible: Visible, request: DeviceRequest) -> tuple[Device, ...]:
+    seen, nprocs = len(visible.devices), request.nprocs
     if not seen or nprocs > seen:
         wanted = "one process per device" if nprocs == -1 else f"{nprocs} processes"
         raise RuntimeError(
             f"{wanted} requested, but {seen} devices of type {visible.device_type!r} are visible "
-            f"({visible.source}): lower nprocs, change {visible.variable}, "
-            "or use backend='gloo' to run on the CPU"
+            f"({visible.source}): lower {request.nprocs_name}, change {visible.variable}, "
+            f"or use {request.cpu_name} to run on the CPU"
         )
     return visible.devices if nprocs == -1 else visible.devices[:nprocs]
 
@@ -248,11 +340,11 @@ def _find(visible: Visible, id_: str, *, option: str, own: bool) -> Device:
     raise ValueError(f"{option}: the device {id_!r} {why}: {visible.source}")
 
 
-def _same_uuid(one: str, other: str) -> bool:
+def _same_uuid(uuid: str, other: str) -> bool:
     """Whether two UUIDs can mean the same device, one of them being abbreviated."""
-    if one.isdecimal():
+    if uuid.isdecimal():
         return False
-    return one.startswith(other) or other.startswith(one)
+    return uuid.startswith(other) or other.startswith(uuid)
 
 
 def _id_of(entry: str) -> str | None:

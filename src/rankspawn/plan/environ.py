@@ -12,55 +12,120 @@ so ``torch.cuda.set_device(LOCAL_RANK)`` would take the wrong device or none; wr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from rankspawn.plan.devices import Device, Visible
-from rankspawn.plan.topology import WORKER_MARK
-from rankspawn.plan.vendors import vendor_of
+from rankspawn.plan.devices import vendor_of
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "Identity",
-    "Variables",
-    "device_env",
-    "inherited_env",
-    "jax_env",
-    "paddle_env",
-    "thread_env",
-    "torch_env",
-]
+    from rankspawn.plan.devices import Device, Visible
+    from rankspawn.plan.resources import Resources
+    from rankspawn.plan.topology import Identity
 
 Variables = dict[str, "str | None"]
 """Changes against the parent's environment; None removes a variable."""
 
-DEVICE_MARK = "RANKSPAWN_DEVICE"
+# Set in every worker of ours: the type of its device, and the absolute id of that device.
+WORKER_VARIABLE = "RANKSPAWN_DEVICE_TYPE"
+DEVICE_VARIABLE = "RANKSPAWN_DEVICE"
+
+# The secret of a job on several nodes. It has no flag, since others could read that in the list
+# of processes, and no worker has it: a program that prints its environment prints it to a log.
+TOKEN_VARIABLES = ("RANKSPAWN_JOB_TOKEN", "PADDLE_JOB_TOKEN")
+
+# Only the lower-case names: gRPC and Paddle read no others, so the upper-case ones are left to
+# programs that download something.
+_PROXIES = ("http_proxy", "https_proxy")
+
+# Whatever says "you are number n of a job" in any dialect. A worker that starts a job must not
+# pass on its own: of what its ranks are not told anew, they would believe the old.
+_PLACE_IN_A_JOB = (
+    "PADDLE_TRAINER_ID",
+    "PADDLE_CURRENT_ENDPOINT",
+    "PADDLE_DISTRI_BACKEND",
+    "PADDLE_MASTER",
+    "PADDLE_GLOBAL_RANK",
+    "PADDLE_GLOBAL_SIZE",
+    "PADDLE_LOCAL_RANK",
+    "PADDLE_LOCAL_SIZE",
+    "PADDLE_NNODES",
+    "PADDLE_RANK_IN_NODE",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    # These make a process a part of a parameter server's job.
+    "TRAINING_ROLE",
+    "PADDLE_ROLE",
+    "PADDLE_PORT",
+    "PADDLE_PSERVERS_IP_PORT_LIST",
+    "PADDLE_GLOO_RENDEZVOUS",
+    "PADDLE_GLOO_FS_PATH",
+    "PADDLE_GLOO_HTTP_ENDPOINT",
+    "PADDLE_WITH_GLOO",
+    "PADDLE_STAGE_TRAINERS_NUM",
+    "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
+    "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST",
+    "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST",
+    "STAGE_ID",
+    "STAGE_NUM",
+    "HETER_DEVICE_TYPE",
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """A rank's place in the job: what every dialect is derived from."""
+def rank_env(
+    who: Identity,
+    resources: Resources,
+    *,
+    run_id: str,
+    restart_count: int,
+    max_restarts: int,
+    threads: int | None = None,
+) -> Variables:
+    """All that a rank finds in its environment, under ``spawn`` as under ``rankrun``.
 
-    rank: int
-    local_rank: int
-    local_world_size: int
-    node_rank: int
-    nnodes: int
-    endpoints: tuple[str, ...]
-    # The same as one text: made once for all ranks, because it is as long as they are many.
-    endpoint_list: str
+    Args:
+        who: Its place in the job.
+        resources: What this node has for its ranks.
+        run_id: A name for the job that no other one has.
+        restart_count: How often the job was started before.
+        max_restarts: How often it may be.
+        threads: ``OMP_NUM_THREADS``; None for what the user set, or a fair share.
+    """
+    devices = resources.devices[who.local_rank : who.local_rank + 1]
+    cpus, count = resources.cpus, who.local_world_size
+    return {
+        **removed_env(resources.environ),
+        **paddle_env(who, resources.backend),
+        **torch_env(who, restart_count=restart_count, max_restarts=max_restarts, run_id=run_id),
+        **jax_env(who),
+        **device_env(devices, resources.visible, own=resources.own),
+        **thread_env(threads, resources.environ, cpus=cpus, nprocs=count),
+    }
 
-    @property
-    def world_size(self) -> int:
-        """Ranks on all nodes."""
-        return len(self.endpoints)
 
-    @property
-    def endpoint(self) -> str:
-        """This rank's own."""
-        return self.endpoints[self.rank]
+def removed_env(environ: Mapping[str, str], *, place: bool = False) -> Variables:
+    """What must not be inherited: proxies, secrets, and what made this process a worker itself.
+
+    Args:
+        environ: This process's.
+        place: Its place in a job goes also if it is no worker of ours. A rank is told all that
+            counts, and whoever sets more than that has a reason; but a server has no rank, and
+            would take the number that a platform gave this machine for its own.
+    """
+    outer = environ.get(WORKER_VARIABLE)
+    names = [*TOKEN_VARIABLES]
+    if place or outer is not None:
+        names += _PLACE_IN_A_JOB
+    env: Variables = dict.fromkeys(_PROXIES)
+    env |= {name: None for name in names if name in environ}
+    if outer is not None:
+        env[vendor_of(outer).flag] = None
+    return env
 
 
 def paddle_env(who: Identity, backend: str) -> Variables:
@@ -105,15 +170,23 @@ def jax_env(who: Identity) -> Variables:
     return {"JAX_COORDINATOR_ADDRESS": who.endpoints[0]}
 
 
-def device_env(device: Device | None, visible: Visible | None, *, own: bool) -> Variables:
-    """The rank's device: its index for Paddle, and a mask of its own if wanted."""
-    if device is None or visible is None:
-        return {WORKER_MARK: "cpu", DEVICE_MARK: None}
-    env: Variables = {WORKER_MARK: visible.device_type, DEVICE_MARK: device.id}
+def device_env(
+    devices: Sequence[Device], visible: Visible | None, *, own: bool = False
+) -> Variables:
+    """A process's devices: their indices for Paddle, and a mask of its own if wanted.
+
+    A rank has one, or none on the CPU; a process of a parameter server's job may have several.
+    """
+    if not devices or visible is None:
+        return {WORKER_VARIABLE: "cpu", DEVICE_VARIABLE: None}
+    first = devices[0]
+    env: Variables = {WORKER_VARIABLE: visible.device_type, DEVICE_VARIABLE: first.id}
     flag = vendor_of(visible.device_type).flag
-    if not own:
-        return env | {flag: device.index}
-    return env | dict.fromkeys(visible.masks, device.entry) | {flag: "0"}
+    if own:
+        return env | dict.fromkeys(visible.masks, first.entry) | {flag: "0"}
+    if len(devices) == 1:
+        return env | {flag: first.index}
+    return env | {flag: ",".join(device.index or device.id for device in devices)}
 
 
 def thread_env(
@@ -125,17 +198,3 @@ def thread_env(
     if environ.get("OMP_NUM_THREADS"):
         return {}
     return {"OMP_NUM_THREADS": str(max(1, cpus // nprocs))}
-
-
-def inherited_env(environ: Mapping[str, str]) -> Variables:
-    """What must not be inherited: proxies, and what made the parent a worker itself.
-
-    Only the lower-case names go: gRPC and Paddle read no others, so the upper-case ones
-    are left to programs that download something.
-    """
-    env: Variables = {"http_proxy": None, "https_proxy": None}
-    outer = environ.get(WORKER_MARK)
-    if outer is not None:
-        env["PADDLE_DISTRI_BACKEND"] = None
-        env[vendor_of(outer).flag] = None
-    return env

@@ -1,4 +1,4 @@
-"""From a checked request to one ``RankSpec`` per rank.
+"""From a checked request to one ``RankSpec`` per rank, for ``spawn``.
 
 ``resolve`` decides everything but ports, ``make_plan`` everything else. Both are pure, so
 that a restart is a second ``make_plan`` with fresh ports.
@@ -9,28 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankspawn.option_values import read_variables
-from rankspawn.plan.backend import choose_backend, selection_of
-from rankspawn.plan.devices import Device, Visible, assign, see_devices
-from rankspawn.plan.environ import (
-    Identity,
-    Variables,
-    device_env,
-    inherited_env,
-    jax_env,
-    paddle_env,
-    thread_env,
-    torch_env,
-)
-from rankspawn.plan.topology import Topology, endpoints_of, find_nodes
+from rankspawn.plan.devices import DeviceRequest
+from rankspawn.plan.environ import rank_env
+from rankspawn.plan.resources import Resources, find_resources
+from rankspawn.plan.topology import Identity, Topology, find_nodes, identify
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from rankspawn.options import SpawnOptions
-    from rankspawn.plan.facts import Machine
-
-__all__ = ["Job", "Plan", "RankSpec", "make_plan", "resolve"]
+    from rankspawn.plan.devices import Machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +27,14 @@ class Job:
     """A request with every question answered but which ports are free.
 
     Attributes:
-        nprocs: Ranks on this node, at least 1.
-        backend: ``nccl``, ``bkcl``, ``xccl`` or ``gloo``.
-        device_type: ``gpu``, ``xpu``, ``cpu`` or a custom type.
-        devices: One per rank; empty on the CPU.
+        resources: What this node's ranks run on.
         topology: All nodes.
-        warning: What the caller should be told once, if anything.
+        options: What was asked for.
     """
 
-    nprocs: int
-    backend: str
-    device_type: str
-    devices: tuple[Device, ...]
+    resources: Resources
     topology: Topology
-    warning: str | None
     options: SpawnOptions = field(repr=False)
-    # It holds the user's secrets, which have no place in a log or a traceback.
-    environ: Mapping[str, str] = field(repr=False)
-    visible: Visible | None = field(repr=False)
-    cpus: int = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +43,6 @@ class RankSpec:
 
     Attributes:
         rank: Its number among all ranks of all nodes.
-        local_rank: Its number on this node.
-        world_size: Ranks on all nodes.
         device_type: ``gpu``, ``xpu``, ``cpu`` or a custom type.
         device: The absolute id of its device; None on the CPU.
         endpoint: Its ``host:port``.
@@ -74,8 +50,6 @@ class RankSpec:
     """
 
     rank: int
-    local_rank: int
-    world_size: int
     device_type: str
     device: str | None
     endpoint: str
@@ -93,7 +67,6 @@ class Plan:
     node_rank: int
     backend: str
     device_type: str
-    endpoints: tuple[str, ...]
 
 
 def resolve(
@@ -111,30 +84,8 @@ def resolve(
         ValueError: The options contradict each other, the environment or the machine.
         RuntimeError: There are fewer visible devices than ranks.
     """
-    choice = choose_backend(options, environ, machine)
-    option, selection = selection_of(options)
-    visible: Visible | None = None
-    devices: tuple[Device, ...] = ()
-    cpus = machine.cpus()
-    if choice.device_type == "cpu":
-        count = _cpu_ranks(environ, cpus) if nprocs == -1 else nprocs
-    else:
-        visible = see_devices(choice.device_type, environ, machine)
-        own = options.device_visibility == "own"
-        devices = assign(visible, nprocs, selection, option=option, own=own)
-        count = len(devices)
-    return Job(
-        nprocs=count,
-        backend=choice.backend,
-        device_type=choice.device_type,
-        devices=devices,
-        topology=find_nodes(count, options, environ, machine),
-        warning=choice.warning,
-        options=options,
-        environ=dict(environ),
-        visible=visible,
-        cpus=cpus,
-    )
+    resources = find_resources(device_request(nprocs, options), environ, machine)
+    return Job(resources, find_nodes(resources.nprocs, options, environ, machine), options)
 
 
 def make_plan(job: Job, ports: Sequence[int], *, run_id: str, restart_count: int = 0) -> Plan:
@@ -150,58 +101,97 @@ def make_plan(job: Job, ports: Sequence[int], *, run_id: str, restart_count: int
         TypeError: The caller's ``env`` returned something that is no environment.
         ValueError: There is not one port per rank.
     """
-    if len(ports) != job.nprocs:
-        raise ValueError(f"{job.nprocs} ranks need as many ports, not {len(ports)}")
-    topology = job.topology
-    endpoints = endpoints_of(topology, ports)
-    endpoint_list = ",".join(endpoints)
-    specs = []
-    for local_rank in range(job.nprocs):
-        who = Identity(
-            rank=topology.node_rank * job.nprocs + local_rank,
-            local_rank=local_rank,
-            local_world_size=job.nprocs,
-            node_rank=topology.node_rank,
-            nnodes=len(topology.nodes),
-            endpoints=endpoints,
-            endpoint_list=endpoint_list,
-        )
-        specs.append(_spec(job, who, run_id=run_id, restart_count=restart_count))
+    topology, resources = job.topology, job.resources
+    specs = tuple(
+        _spec(job, who, run_id=run_id, restart_count=restart_count)
+        for who in identify(topology, ports)
+    )
     return Plan(
-        ranks=tuple(specs),
-        nprocs=job.nprocs,
-        world_size=len(endpoints),
+        ranks=specs,
+        nprocs=topology.own.count,
+        world_size=topology.world_size,
         nnodes=len(topology.nodes),
         node_rank=topology.node_rank,
-        backend=job.backend,
-        device_type=job.device_type,
-        endpoints=endpoints,
+        backend=resources.backend,
+        device_type=resources.device_type,
+    )
+
+
+def describe(plan: Plan) -> str:
+    """The plan as a table of ranks, then the environment: shared, and per rank."""
+    lines = [
+        f"{plan.nprocs} of {plan.world_size} ranks on node {plan.node_rank} of {plan.nnodes}, "
+        f"backend {plan.backend}",
+        *_table(plan.ranks),
+    ]
+    shared = _shared(plan.ranks)
+    lines.append("environment of every rank:")
+    lines += [_assignment(name, shared[name]) for name in sorted(shared)]
+    for spec in plan.ranks:
+        own = {name: value for name, value in spec.env.items() if name not in shared}
+        if own:
+            lines.append(f"environment of rank {spec.rank}:")
+            lines += [_assignment(name, own[name]) for name in sorted(own)]
+    return "\n".join(lines)
+
+
+def _table(ranks: tuple[RankSpec, ...]) -> list[str]:
+    rows = [("rank", "device", "endpoint")]
+    for spec in ranks:
+        device = spec.device_type if spec.device is None else f"{spec.device_type}:{spec.device}"
+        rows.append((str(spec.rank), device, spec.endpoint))
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    return [
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _shared(ranks: tuple[RankSpec, ...]) -> dict[str, str | None]:
+    """Variables that all ranks have in common."""
+    first, *others = (spec.env for spec in ranks)
+    absent = object()
+    return {
+        name: value
+        for name, value in first.items()
+        if all(env.get(name, absent) == value for env in others)
+    }
+
+
+def _assignment(name: str, value: str | None) -> str:
+    return f"  {name} is removed" if value is None else f"  {name}={value}"
+
+
+def device_request(nprocs: int, options: SpawnOptions) -> DeviceRequest:
+    """What the options say about devices, under the names of the options."""
+    names = ("gpus", "xpus", "devices", "selected_devices")
+    name = next((name for name in names if getattr(options, name) is not None), "devices")
+    return DeviceRequest(
+        nprocs=nprocs,
+        backend=options.backend,
+        device_type={"gpus": "gpu", "xpus": "xpu"}.get(name, options.device_type),
+        ids=getattr(options, name),
+        own=options.device_visibility == "own",
+        ids_name=name,
     )
 
 
 def _spec(job: Job, who: Identity, *, run_id: str, restart_count: int) -> RankSpec:
-    device = job.devices[who.local_rank] if job.devices else None
-    options = job.options
-    env: Variables = {
-        **inherited_env(job.environ),
-        **paddle_env(who, job.backend),
-        **torch_env(
-            who,
-            restart_count=restart_count,
-            max_restarts=options.max_restarts,
-            run_id=run_id,
-        ),
-        **jax_env(who),
-        **device_env(device, job.visible, own=options.device_visibility == "own"),
-        **thread_env(options.threads_per_rank, job.environ, cpus=job.cpus, nprocs=job.nprocs),
-        **_user_env(options, who.rank),
-    }
+    resources, options = job.resources, job.options
+    env = rank_env(
+        who,
+        resources,
+        run_id=run_id,
+        restart_count=restart_count,
+        max_restarts=options.max_restarts,
+        threads=options.threads_per_rank,
+    )
+    env |= _user_env(options, who.rank)
     return RankSpec(
         rank=who.rank,
-        local_rank=who.local_rank,
-        world_size=who.world_size,
-        device_type=job.device_type,
-        device=None if device is None else device.id,
+        device_type=resources.device_type,
+        device=resources.devices[who.local_rank].id if resources.devices else None,
         endpoint=who.endpoint,
         env=env,
     )
@@ -213,13 +203,3 @@ def _user_env(options: SpawnOptions, rank: int) -> Mapping[str, str | None]:
     if callable(options.env):
         return read_variables(f"env({rank})", options.env(rank))
     return options.env
-
-
-def _cpu_ranks(environ: Mapping[str, str], cpus: int) -> int:
-    """Ranks for ``nprocs=-1`` on the CPU."""
-    text = environ.get("CPU_NUM", "").strip()
-    if not text:
-        return cpus
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise ValueError(f"CPU_NUM={text!r} must be a positive number")
-    return int(text)

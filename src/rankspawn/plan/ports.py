@@ -16,24 +16,23 @@ from rankspawn.plan.topology import join
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from types import TracebackType
 
-    from rankspawn.plan.job import Job
+    from rankspawn.plan.topology import Topology
 
-__all__ = ["HeldPorts", "hold_ports"]
+# What to do about a port that is in use; the launcher has flags for it.
+_REMEDY = "give another started_port on every node"
 
 
-def hold_ports(job: Job) -> HeldPorts:
+def hold_ports(topology: Topology) -> HeldPorts:
     """Hold this node's ports: free ones on one node, the agreed ones on several.
 
     Raises:
         OSError: A port that the other nodes expect is in use; it is named.
     """
-    own = job.topology.own
-    host = job.topology.bind_host
+    own = topology.own
     if own.ports is None:
-        return HeldPorts(job.nprocs, host)
-    return HeldPorts.fixed(own.ports, host)
+        return HeldPorts(own.count, topology.bind_host)
+    return HeldPorts.fixed(own.ports, topology.bind_host)
 
 
 class HeldPorts:
@@ -47,17 +46,24 @@ class HeldPorts:
 
     def __init__(self, count: int, host: str = "127.0.0.1") -> None:
         """Hold ``count`` free ports of ``host``."""
-        self._hold([0] * count, host)
+        self._hold([0] * count, host, _REMEDY)
 
     @classmethod
-    def fixed(cls, ports: Sequence[int], host: str = "127.0.0.1") -> HeldPorts:
+    def fixed(
+        cls, ports: Sequence[int], host: str = "127.0.0.1", *, remedy: str = _REMEDY
+    ) -> HeldPorts:
         """Hold exactly these ports.
+
+        Args:
+            ports: Their numbers.
+            host: The address that they are held at.
+            remedy: What the user can do about one that is in use.
 
         Raises:
             OSError: One of them is in use; it is named.
         """
         held = cls.__new__(cls)
-        held._hold(ports, host)
+        held._hold(ports, host, remedy)
         return held
 
     def close(self) -> None:
@@ -65,27 +71,16 @@ class HeldPorts:
         while self._held:
             self._held.pop().close()
 
-    def __enter__(self) -> HeldPorts:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _hold(self, ports: Sequence[int], host: str) -> None:
+    def _hold(self, ports: Sequence[int], host: str, remedy: str) -> None:
         self._held: list[Owned] = []
         self.ports: tuple[int, ...] = ()
         try:
-            self.ports = tuple(self._hold_one(host, port) for port in ports)
+            self.ports = tuple(self._hold_one(host, port, remedy) for port in ports)
         except BaseException:
             self.close()
             raise
 
-    def _hold_one(self, host: str, port: int) -> int:
+    def _hold_one(self, host: str, port: int, remedy: str) -> int:
         try:
             if port:
                 self._reserve(host, port)
@@ -96,7 +91,7 @@ class HeldPorts:
             raise OSError(
                 errno.EADDRINUSE,
                 f"the port {join(host, port)}, which the other nodes expect a rank to use, "
-                "is in use: stop its owner, or give another started_port on every node",
+                f"is in use: stop its owner, or {remedy}",
             ) from error
 
     def _bind(self, host: str, port: int) -> int:
@@ -130,6 +125,6 @@ class HeldPorts:
             return
         import socket
 
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mark:
-            mark.bind(f"\0rankspawn/{join(host, port)}")
-            self._held.append(Owned(mark.detach()))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as name:
+            name.bind(f"\0rankspawn/{join(host, port)}")
+            self._held.append(Owned(name.detach()))

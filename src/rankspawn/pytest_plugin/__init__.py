@@ -4,7 +4,7 @@ Every rank is a pytest of its own that runs this one test, with all of its fixtu
 reports of the ranks become one report here. So fixtures, introspection of assertions, skips
 and captured output are pytest's in each rank, and nothing has to be sent over but text.
 
-Every run of pytest imports this module, so whatever a marked test needs is imported by it.
+Every run of pytest imports this module, so what only a marked test needs is imported there.
 """
 
 from __future__ import annotations
@@ -18,26 +18,24 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from typing import Any
 
-    from rankspawn.pytest_plugin.conduct import Run
-    from rankspawn.pytest_plugin.orders import Orders
-    from rankspawn.pytest_plugin.verdict import Verdict
+    from rankspawn.pytest_plugin.merged_report import MergedReport
+    from rankspawn.pytest_plugin.messages import Assignment
+    from rankspawn.pytest_plugin.run_ranks import Run
 
-__all__ = ["IN_RANK", "rank", "shared_tmp_path", "world_size"]
-
-IN_RANK: pytest.StashKey[Orders] = pytest.StashKey()
+ASSIGNMENT: pytest.StashKey[Assignment] = pytest.StashKey()
 """Set in the configuration of a rank's pytest, which runs marked tests like any other."""
 
-_MARK = (
+_MARKER = (
     "ranks(n, *, timeout, start_method, backend='gloo', ...): run the test once per rank in n "
     "worker processes; it passes if all of them pass. More options are those of rankspawn.spawn."
 )
-_VERDICT: pytest.StashKey[Verdict] = pytest.StashKey()
+_MERGED_REPORT: pytest.StashKey[MergedReport] = pytest.StashKey()
 # All that the parent itself does of a marked test's fixtures; the ranks do the rest.
 _FIXTURES_OF_PARENT = ["tmp_path_factory"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Defaults for tests whose mark does not say."""
+    """Make known the defaults for tests whose marker does not say."""
     parser.addini(
         "rankspawn_timeout",
         "seconds for one test with ranks, start of the workers included; 0 for no limit",
@@ -51,8 +49,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the mark known."""
-    config.addinivalue_line("markers", _MARK)
+    """Make the marker known."""
+    config.addinivalue_line("markers", _MARKER)
 
 
 @pytest.fixture(scope="session")
@@ -74,9 +72,9 @@ def world_size() -> int:
 @pytest.fixture
 def shared_tmp_path(request: pytest.FixtureRequest) -> Path:
     """A folder that is empty at first and the same for all ranks, unlike ``tmp_path``."""
-    orders = request.config.stash.get(IN_RANK, None)
-    if orders is not None:
-        return Path(orders.shared_folder)
+    assignment = request.config.stash.get(ASSIGNMENT, None)
+    if assignment is not None:
+        return Path(assignment.shared_folder)
     path: Path = request.getfixturevalue("tmp_path")
     return path
 
@@ -101,20 +99,20 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object | None:
     """Run the ranks in place of the function."""
     if not _runs_in_ranks(pyfuncitem):
         return None
-    from rankspawn.pytest_plugin.conduct import conduct
+    from rankspawn.pytest_plugin.merged_report import merge_reports
     from rankspawn.pytest_plugin.request import StartError, read_request
-    from rankspawn.pytest_plugin.verdict import judge
+    from rankspawn.pytest_plugin.run_ranks import run_ranks
 
     run: Run | str
     try:
-        run = conduct(pyfuncitem, read_request(pyfuncitem))
+        run = run_ranks(pyfuncitem, read_request(pyfuncitem))
     except StartError as error:
         run = str(error)
     if isinstance(run, str):  # outside of the handler, for a message without its own cause
         pytest.fail(run, pytrace=False)
-    pyfuncitem.stash[_VERDICT] = verdict = judge(run)
-    if verdict.exception is not None:
-        raise verdict.exception
+    pyfuncitem.stash[_MERGED_REPORT] = merged = merge_reports(run)
+    if merged.exception is not None:
+        raise merged.exception
     return True
 
 
@@ -124,17 +122,17 @@ def pytest_runtest_makereport(
 ) -> Generator[None, Any, None]:
     """Show what the ranks reported, in place of the parent's own traceback."""
     outcome = yield
-    verdict = item.stash.get(_VERDICT, None) if call.when == "call" else None
-    if verdict is None:
+    merged = item.stash.get(_MERGED_REPORT, None) if call.when == "call" else None
+    if merged is None:
         return
-    del item.stash[_VERDICT]
+    del item.stash[_MERGED_REPORT]
     report: pytest.TestReport = outcome.get_result()
-    if call.excinfo is not None and call.excinfo.value is verdict.exception:
-        report.longrepr = verdict.longrepr
-    report.sections += verdict.sections
-    report.user_properties += verdict.user_properties
+    if call.excinfo is not None and call.excinfo.value is merged.exception:
+        report.longrepr = merged.longrepr
+    report.sections += merged.sections
+    report.user_properties += merged.user_properties
 
 
 def _runs_in_ranks(item: pytest.Item) -> bool:
     """Whether this process has to start the ranks of ``item``, and is none of them."""
-    return item.get_closest_marker("ranks") is not None and IN_RANK not in item.config.stash
+    return item.get_closest_marker("ranks") is not None and ASSIGNMENT not in item.config.stash

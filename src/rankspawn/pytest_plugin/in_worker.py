@@ -1,12 +1,12 @@
-"""A rank's side: one pytest that runs one test, and tells the parent how it went.
+"""The pytest of a rank, which runs one test and tells the parent how it went.
 
-Runs in the worker, but for the names of the messages.
+Runs in the worker.
 """
 
 from __future__ import annotations
 
+import io
 import os
-import pickle
 import sys
 import warnings
 from collections.abc import Generator
@@ -17,25 +17,24 @@ from typing import Any, NoReturn
 import pytest
 
 from rankspawn.parallel_env import get_rank
-from rankspawn.pytest_plugin import IN_RANK
-from rankspawn.pytest_plugin.orders import Orders
-from rankspawn.pytest_plugin.warned import pack_warning
-from rankspawn.workers.exceptions import pack, repr_of
-
-__all__ = ["BROKEN", "EXIT", "REPORT", "STARTED", "WARNING", "run_test"]
-
-# Kinds of messages, of which the first two are no verdict. Each is a tuple of the kind, a text or
-# data, and a packed exception.
-STARTED = "started"
-WARNING = "warning"
-REPORT = "report"
-BROKEN = "broken"
-EXIT = "exit"
+from rankspawn.pytest_plugin import ASSIGNMENT
+from rankspawn.pytest_plugin.messages import (
+    BROKEN,
+    DEBUG_INSTEAD,
+    EXIT,
+    REPORT,
+    STARTED,
+    WARNING,
+    Assignment,
+    append_message,
+    pack_warning,
+)
+from rankspawn.workers.exceptions import pack
 
 # Plugins that belong to the run as a whole: the parent's write files and the terminal.
-_OF_THE_PARENT = ("terminalreporter", "lfplugin", "nfplugin", "stepwiseplugin")
+_PLUGINS_OF_PARENT = ("terminalreporter", "lfplugin", "nfplugin", "stepwiseplugin")
 # Options of the same kind, and what stands for "not given".
-_NOT_HERE: dict[str, Any] = {
+_OPTIONS_OF_PARENT: dict[str, Any] = {
     "usepdb": False,
     "trace": False,
     "lf": False,
@@ -66,78 +65,84 @@ _WHY_NOT: dict[int, str] = {
 }
 
 
-def run_test(orders: Orders, channel: Connection) -> None:
-    """Run the test as this rank; its failure is a message, no exception."""
+def run_test(assignment: Assignment, channel: Connection) -> None:
+    """Run the assigned test as this rank; its failure is a message, no exception."""
     _use_own_streams()
     _leave_watchdog_alone()
-    os.chdir(orders.folder)
-    told = Teller(orders, channel)
+    os.chdir(assignment.folder)
+    teller = Teller(assignment, channel)
     # Captured by the parent, through the log: so it is there even if this process crashes.
-    status = pytest.main([*orders.args, "--capture=no"], plugins=[told, Silencer()])
-    if not told.is_configured:
-        told.tell(BROKEN, "pytest could not start here. What it printed is below")
-    elif not told.has_told:
-        told.tell(BROKEN, _WHY_NOT.get(status, f"pytest ended here with status {int(status)}"))
+    status = pytest.main([*assignment.args, "--capture=no"], plugins=[teller, Silencer()])
+    if not teller.is_configured:
+        teller.tell(BROKEN, "pytest could not start here. What it printed is below")
+    elif not teller.has_told_end:
+        teller.tell(BROKEN, _WHY_NOT.get(status, f"pytest ended here with status {int(status)}"))
 
 
 class Silencer:
-    """A plugin that ends others, once they are there."""
+    """A plugin of the rank's pytest, which ends the plugins that belong to the parent."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """After all others."""
-        for name in _OF_THE_PARENT:
+        """Unregister those plugins; last of all, so that they are there."""
+        for name in _PLUGINS_OF_PARENT:
             config.pluginmanager.unregister(name=name)
         _refuse_breakpoints()
 
 
 class Teller:
-    """A plugin of the rank's pytest, which knows what to run and whom to tell."""
+    """A plugin of the rank's pytest, which has it run the test and tells the parent about it.
 
-    def __init__(self, orders: Orders, channel: Connection) -> None:
-        self.has_told = False
-        self.is_configured = False
-        self._orders = orders
+    Attributes:
+        has_told_end: Whether the parent was told how the test, or a phase of it, ended.
+        is_configured: Whether pytest has got to the configuration of its plugins.
+
+    Args:
+        assignment: The test to run.
+        channel: A pipe to the parent.
+    """
+
+    def __init__(self, assignment: Assignment, channel: Connection) -> None:
+        self.has_told_end: bool = False
+        self.is_configured: bool = False
+        self._assignment = assignment
         self._channel = channel
         self._exceptions: dict[str, dict[str, Any]] = {}
 
     def tell(self, kind: str, content: Any, exception: dict[str, Any] | None = None) -> None:
-        """Write one message to the file, and its length to the pipe.
-
-        The pipe alone would do, but a rank that is killed in the middle of a long message would
-        leave the parent waiting for the rest of it: other ranks have the same pipe open.
-        """
-        self.has_told |= kind not in (STARTED, WARNING)
-        message = _pickled(kind, content, exception)
-        with open(self._orders.message_file(get_rank()), "ab") as file:
-            file.write(message)
+        """Tell the parent something: a message in this rank's file, its length in the pipe."""
+        self.has_told_end |= kind not in (STARTED, WARNING)
+        # The pipe alone would do, but a rank that is killed in the middle of a long message would
+        # leave the parent waiting for the rest of it: other ranks have the same pipe open.
+        path = self._assignment.message_file(get_rank())
+        length = append_message(path, (kind, content, exception))
         try:
-            self._channel.send_bytes(str(len(message)).encode())
+            self._channel.send_bytes(str(length).encode())
         except OSError:  # the parent has heard enough and is about to stop this process
             return
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
         """Make this the run of one test, before other plugins look at the options."""
-        orders = self._orders
+        assignment = self._assignment
         self._config = config
         self.is_configured = True
-        config.stash[IN_RANK] = orders
-        for name, value in (_NOT_HERE | orders.options).items():
+        config.stash[ASSIGNMENT] = assignment
+        for name, value in (_OPTIONS_OF_PARENT | assignment.options).items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
-        config.option.basetemp = Path(orders.temporary, f"rank-{get_rank()}")
-        config.args = [orders.target]
+        config.option.basetemp = Path(assignment.temporary, f"rank-{get_rank()}")
+        config.args = [assignment.target]
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave marks that judge a test to the parent, which sees the test as a whole."""
+        """Leave markers that decide about the outcome to the parent, which sees all ranks."""
         for item in items:
             for node in item.listchain():
                 node.own_markers[:] = [
-                    mark
-                    for mark in node.own_markers
-                    if mark.name not in ("xfail", "skip", "skipif")
+                    marker
+                    for marker in node.own_markers
+                    if marker.name not in ("xfail", "skip", "skipif")
                 ]
 
     def pytest_runtest_logstart(self) -> None:
@@ -148,7 +153,7 @@ class Teller:
 
     @pytest.hookimpl(hookwrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, None]:
-        """Keep the exception, which the report has as text only."""
+        """Keep the exception of a phase, which the report has as text only."""
         outcome = yield
         if call.excinfo is not None and outcome.get_result().failed:
             self._exceptions[call.when] = pack(call.excinfo.value)
@@ -194,55 +199,39 @@ class Teller:
         self.tell(BROKEN, f"pytest itself failed:\n{excrepr}")
 
 
-def _pickled(kind: str, content: Any, exception: dict[str, Any] | None) -> bytes:
-    """A message; what a plugin added to a report and cannot be sent goes as text."""
-    try:
-        return pickle.dumps((kind, content, exception))
-    except Exception:  # whatever a class of a plugin raises
-        plain = {name: _or_text(value) for name, value in dict(content).items()}
-        return pickle.dumps((kind, plain, exception))
-
-
-def _or_text(value: Any) -> Any:
-    try:
-        pickle.dumps(value)
-    except Exception:  # see above
-        return repr_of(value)
-    return value
-
-
 def _use_own_streams() -> None:
     """Undo what the parent's capturing did, which a fork copies."""
     sys.stdout = sys.__stdout__
     sys.stderr = sys.__stderr__
     sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for the whole process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # They lead to a file, for which Python would keep 8 KiB to itself: what a rank said
+            # just before it was killed is what people look for.
+            stream.reconfigure(line_buffering=True)
 
 
 def _leave_watchdog_alone() -> None:
-    """Keep pytest's ``faulthandler_timeout`` from waiting for a thread that a fork has lost.
-
-    The parent's watchdog runs while its ranks do, and a copy of the process without that thread
-    waits for ever when it cancels it. The parent shows the stacks of ranks anyway.
-    """
+    """Keep pytest's ``faulthandler_timeout`` from waiting for a thread that a fork has lost."""
     import faulthandler
 
+    # The parent's watchdog runs while its ranks do, and a copy of the process without that thread
+    # waits for ever when it cancels it. The parent shows the stacks of ranks anyway.
+
     def nothing(*args: object, **kwargs: object) -> None:
-        """For any arguments."""
+        """Do nothing, whatever the arguments."""
 
     faulthandler.dump_traceback_later = nothing
     faulthandler.cancel_dump_traceback_later = nothing
 
 
 def _refuse_breakpoints() -> None:
-    """Fail with a reason, since a debugger would read the end of an empty file."""
+    """Have breakpoints fail with a reason: a debugger would read the end of an empty file."""
     import pdb
 
     def refuse(*args: object, **kwargs: object) -> NoReturn:  # noqa: ARG001 - any breakpoint's
         __tracebackhide__ = True
-        pytest.fail(
-            "a breakpoint in a rank: it has no terminal for a debugger. Run the function "
-            "by itself under rankspawn.spawn(..., debug=RANK), or the test without its ranks"
-        )
+        pytest.fail(f"a breakpoint in a rank: it has no terminal for a debugger. {DEBUG_INSTEAD}")
 
     sys.breakpointhook = refuse
     pdb.set_trace = refuse

@@ -1,4 +1,4 @@
-"""What a test's mark and the configuration ask for, checked before anything is started."""
+"""What a test's marker and the configuration ask for, checked before anything is started."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-__all__ = ["RanksRequest", "StartError", "read_mark", "read_request"]
-
 # Options of ``spawn`` that make sense in a test; the plugin itself decides about the others.
-PASSED_ON = (
+_PASSED_ON = (
     "backend",
     "gpus",
     "xpus",
@@ -23,24 +21,24 @@ PASSED_ON = (
     "preload",
     "grace_period",
 )
-# A rank of a test that hangs is not worth more; a mark can say otherwise.
+# A rank of a test that hangs is not worth more; a marker can say otherwise.
 _GRACE_SECONDS = 5.0
 # A server that has imported pytest forks a rank in milliseconds.
 _PRELOADED = ("pytest", "rankspawn.pytest_plugin.in_worker")
 
 
 class StartError(Exception):
-    """The ranks of a test cannot be started as its mark asks; the text says why."""
+    """The ranks of a test cannot be started as its marker asks; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class RanksRequest:
-    """How to run one test.
+    """How to run the ranks of a test.
 
     Attributes:
-        ranks: How many.
+        ranks: How many there are.
         timeout: Seconds for all of it; None for no limit.
-        options: For ``spawn``.
+        options: Options of ``spawn``.
     """
 
     ranks: int
@@ -49,27 +47,27 @@ class RanksRequest:
 
 
 def read_request(item: pytest.Function) -> RanksRequest:
-    """What the nearest mark of a test asks for.
+    """The request of the nearest marker of a test.
 
     Raises:
-        StartError: An argument of the mark is missing, unknown or of the wrong kind.
+        StartError: An argument of the marker is missing, unknown or of the wrong kind.
     """
-    mark = item.get_closest_marker("ranks")
-    assert mark is not None, "only marked tests get here"
+    marker = item.get_closest_marker("ranks")
+    assert marker is not None, "only marked tests get here"
     ini = {
         "timeout": item.config.getini("rankspawn_timeout"),
         "start_method": item.config.getini("rankspawn_start_method"),
     }
     try:
-        return read_mark(mark.args, mark.kwargs, ini)
+        return read_marker(marker.args, marker.kwargs, ini)
     except (TypeError, ValueError) as error:
         raise StartError(f"@pytest.mark.ranks: {error}") from error
 
 
-def read_mark(
+def read_marker(
     args: tuple[Any, ...], kwargs: Mapping[str, Any], ini: Mapping[str, str]
 ) -> RanksRequest:
-    """The request of a mark with these arguments.
+    """The request of a marker with these arguments.
 
     Raises:
         TypeError: An argument is missing or unknown.
@@ -87,9 +85,9 @@ def read_mark(
         "backend": "gloo" if not _names_devices(given) else "auto",
         "grace_period": _GRACE_SECONDS,
     }
-    unknown = sorted(given.keys() - set(PASSED_ON))
+    unknown = sorted(given.keys() - set(_PASSED_ON))
     if unknown:
-        known = ", ".join(("timeout", "start_method", *PASSED_ON))
+        known = ", ".join(("timeout", "start_method", *_PASSED_ON))
         raise TypeError(f"unknown option {unknown[0]!r}; there are {known}")
     if options["start_method"] == "forkserver":
         given["preload"] = (*_PRELOADED, *given.get("preload", ()))
@@ -101,7 +99,7 @@ def _names_devices(given: Mapping[str, Any]) -> bool:
 
 
 def _seconds(value: Any) -> float | None:
-    """Seconds, or None for no limit."""
+    """The value as seconds, or None if it means no limit: None, 0 or infinity."""
     if value is None:
         return None
     try:

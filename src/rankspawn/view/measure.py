@@ -1,4 +1,4 @@
-"""What processes and GPUs take, read from the system."""
+"""Meters: how much CPU and memory each rank takes, read from the system."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import psutil
 
+from rankspawn.machine import NVML, open_nvml
 from rankspawn.view.ranks import Usage
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ProcessMeter:
-    """CPU and memory of one worker; its descendants are not counted."""
+    """A meter of one worker's CPU and memory; its descendants are not counted."""
 
     def __init__(self, pid: int) -> None:
         self._process: psutil.Process | None = None
@@ -34,27 +35,27 @@ class ProcessMeter:
         except (psutil.Error, OSError):
             self._process = None
             return None, None
-        # Without any it has ended, and nobody took note so far.
+        # A zombie has no memory: it has ended, and nobody took note so far.
         return (cpu, memory) if memory else (None, None)
 
 
 class GpuMeter:
-    """Memory in use on NVIDIA GPUs, by NVIDIA's management library; on others nothing.
+    """A meter of memory in use on NVIDIA GPUs, by NVIDIA's management library (NVML).
 
     It is the device's, not the process's: a container does not tell NVML's process ids, and
     each rank has a device of its own.
 
     Args:
-        library: As the loader knows it.
+        library: The library's name, as the loader knows it.
     """
 
-    def __init__(self, library: str = "libnvidia-ml.so.1") -> None:
-        self._nvml = _open(library)
+    def __init__(self, library: str = NVML) -> None:
+        self._nvml = open_nvml(library)
         self._handles: dict[str, Any] = {}
 
     @property
     def is_there(self) -> bool:
-        """NVML could be loaded."""
+        """Whether NVML could be loaded."""
         return self._nvml is not None
 
     def used(self, device_id: str) -> int | None:
@@ -75,6 +76,7 @@ class GpuMeter:
         return memory[2]
 
     def _find(self, device_id: str) -> Any:
+        """NVML's handle of a device; None if it knows no such device."""
         import ctypes
 
         assert self._nvml is not None
@@ -94,25 +96,11 @@ class GpuMeter:
             nvml.nvmlShutdown()
 
 
-def _open(library: str) -> Any:
-    try:
-        # A machine without the library is found out about in 0.5 ms; ctypes takes 6.
-        import _ctypes
-
-        _ctypes.dlopen(library, 0)
-        import ctypes
-
-        nvml = ctypes.CDLL(library)
-        return None if nvml.nvmlInit_v2() else nvml
-    except (OSError, AttributeError, ImportError):
-        return None
-
-
 class Meters:
-    """Those of all ranks of a group.
+    """The meters of all ranks of a group.
 
     Args:
-        pids: By rank.
+        pids: The process of each rank, by index.
         gpus: The id of each rank's GPU; None for one that has none.
     """
 
@@ -121,10 +109,10 @@ class Meters:
         self._gpus = gpus
         self._gpu_meter = GpuMeter() if any(gpus) else None
 
-    def look(self, at: int) -> Usage:
-        """What the rank at this place takes now."""
-        cpu, memory = self._processes[at].look()
-        gpu = self._gpus[at]
+    def look(self, index: int) -> Usage:
+        """What a rank takes now."""
+        cpu, memory = self._processes[index].look()
+        gpu = self._gpus[index]
         used = self._gpu_meter.used(gpu) if gpu and self._gpu_meter else None
         return Usage(cpu, memory, used)
 

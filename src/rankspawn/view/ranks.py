@@ -1,22 +1,18 @@
-"""What is known of each rank, as rows for people. No effects in here."""
+"""What is known of each rank, as rows and lines for people. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isnan
 
-from rankspawn.workers.outcome import End
-from rankspawn.workers.report import IN_FUNCTION, RETURNED, STARTED
 from rankspawn.workers.steps import HEAD, TAIL
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rankspawn.workers.outcome import Outcome
-
-_STATES = {0: "starting", STARTED: "loading", IN_FUNCTION: "running"}
-_ENDS = {End.RETURNED: "done", End.STOPPED: "stopped"}
+# Of the states that a group knows, those of ranks that have not ended.
+_RUNNING_STATES = ("starting", "loading", "running")
 # Of more ranks a line each would bury everything else.
 _MOST_LINES = 8
 
@@ -31,13 +27,13 @@ class Steps:
 
     @property
     def fraction(self) -> float | None:
-        """From 0 to 1, if both numbers are there."""
+        """How far it is, from 0 to 1; None if a number is missing."""
         if self.step is None or not self.total or self.total < 0:
             return None
         return min(1.0, max(0.0, self.step / self.total))
 
     def describe(self) -> str:
-        """As in ``120/1000 12% loss=0.25``."""
+        """The same in words, as in ``120/1000 12% loss=0.25``."""
         words = []
         if self.step is not None:
             of = "" if self.total is None else f"/{self.total:g}"
@@ -49,7 +45,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a rank takes; None for what is not known."""
+    """How much a rank takes, memory in bytes; None for what is not known."""
 
     cpu_percent: float | None = None
     memory: int | None = None
@@ -58,7 +54,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """One rank, at one moment."""
+    """A rank as it was at some moment."""
 
     rank: int
     device: str
@@ -69,29 +65,21 @@ class RankRow:
 
     @property
     def is_over(self) -> bool:
-        """It does not run any more."""
-        return self.state not in _STATES.values()
+        """Whether it has ended."""
+        return is_over(self.state)
 
 
-def state_of(stage: int, kind: int, outcome: Outcome | None) -> str:
-    """One word for what a rank does, or how it ended.
-
-    Args:
-        stage: How far it came, by its report.
-        kind: How it ended, by its report; 0 if it has not.
-        outcome: What became of it, once the group took note of that.
-    """
-    if outcome is not None:
-        return _ENDS.get(outcome.end, "failed")
-    if kind:
-        return "done" if kind == RETURNED else "failed"
-    return _STATES.get(stage, "running")
+def is_over(state: str) -> bool:
+    """Whether a rank in this state has ended."""
+    return state not in _RUNNING_STATES
 
 
 def unpack_steps(record: bytes) -> Steps | None:
-    """What a record says; None if nothing was said, or if it was being written."""
+    """The steps in a rank's record; None if it has said nothing, or was writing just then."""
     if len(record) < HEAD.size + TAIL.size:
         return None
+    # The worker writes its serial number at both ends and the rest between: where they differ, or
+    # the tail is not where the head says, we read in the middle of a write.
     serial, step, total, length = HEAD.unpack_from(record)
     end = HEAD.size + length
     if not serial or end + TAIL.size > len(record) or TAIL.unpack_from(record, end)[0] != serial:
@@ -101,24 +89,24 @@ def unpack_steps(record: bytes) -> Steps | None:
 
 
 def size_text(size: int | None) -> str:
-    """As in ``1.5 GiB``."""
+    """A number of bytes in words, as in ``1.5 GiB``."""
     if size is None:
         return ""
     value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1000:
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if value < 999.5:  # else three digits would be 1e+03
             break
         value, unit = value / 1024, larger
     return f"{value:.3g} {unit}"
 
 
 def percent_text(value: float | None) -> str:
-    """As in ``98%``."""
+    """A percentage in words, as in ``98%``."""
     return "" if value is None else f"{value:.0f}%"
 
 
 def summarize(rows: Sequence[RankRow], seconds: float) -> str:
-    """One line on all of them, as in ``8 ranks after 12 s: 7 running, 1 done``."""
+    """One line on all ranks, as in ``8 ranks after 12 s: 7 running, 1 done``."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.state] = counts.get(row.state, 0) + 1
@@ -128,7 +116,7 @@ def summarize(rows: Sequence[RankRow], seconds: float) -> str:
 
 
 def plain_lines(rows: Sequence[RankRow], seconds: float) -> list[str]:
-    """The same for output that is no terminal: a line per rank, of many ranks one for all."""
+    """Lines for output that is no terminal: one for each rank, of many ranks one for all."""
     if len(rows) <= _MOST_LINES:
         return [_plain_line(row, seconds) for row in rows]
     lines = [summarize(rows, seconds)]
@@ -139,6 +127,7 @@ def plain_lines(rows: Sequence[RankRow], seconds: float) -> list[str]:
 
 
 def _plain_line(row: RankRow, seconds: float) -> str:
+    """All that is known of a rank, in a line."""
     parts = [
         f"rank {row.rank} ({row.device}) {row.state} after {seconds:.0f} s",
         row.steps.describe() if row.steps is not None else row.line,
@@ -150,7 +139,7 @@ def _plain_line(row: RankRow, seconds: float) -> str:
 
 
 def _slowest(rows: Sequence[RankRow]) -> RankRow | None:
-    """The one that is least far, of those that say how far they are."""
+    """The running rank that is least far, of those that say how far they are."""
     saying = [
         (row.steps.step, row.rank, row)
         for row in rows

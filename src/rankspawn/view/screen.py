@@ -1,23 +1,22 @@
-"""Where the parent's own output goes, for a thread that writes there beside it."""
+"""Screens: where the parent's own output goes, for a thread that writes there beside it."""
 
 from __future__ import annotations
 
 import fcntl
 import io
 import os
-import select
 import sys
 from contextlib import suppress
 from typing import IO, Protocol
 
-from rankspawn.descriptors import Owned
+from rankspawn.descriptors import Owned, write_patiently
 
 
 class Screen(Protocol):
-    """Takes what is to be shown.
+    """A place that takes what is to be shown.
 
     Attributes:
-        is_terminal: Somebody sees it at once, and lines can be redrawn.
+        is_terminal: Whether somebody sees it at once, and lines can be redrawn.
         taken: How many bytes it took so far; whoever waits for it sees that it goes on.
     """
 
@@ -25,21 +24,21 @@ class Screen(Protocol):
     taken: int
 
     def write(self, data: bytes) -> None:
-        """Show it; waits for a terminal that was stopped.
+        """Show these bytes; waits for a terminal that was stopped.
 
         Raises:
             OSError: Nobody is there any more.
         """
 
     def size(self) -> tuple[int, int]:
-        """Columns and lines."""
+        """How many columns and lines it has."""
 
     def close(self) -> None:
         """Let go of it."""
 
 
 class DescriptorScreen:
-    """A terminal, a pipe or a file.
+    """A screen that is a terminal, a pipe or a file.
 
     Written to directly: a Python stream would be locked for as long as a terminal is stopped,
     and a program cannot even end then.
@@ -47,23 +46,19 @@ class DescriptorScreen:
 
     def __init__(self, fd: int) -> None:
         self._fd = Owned(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3))
-        self.is_terminal = os.isatty(fd)
-        self.taken = 0
+        self.is_terminal: bool = os.isatty(fd)
+        self.taken: int = 0
 
     def write(self, data: bytes) -> None:
         """Write all of it."""
         view = memoryview(data)
         while view:
-            try:
-                done = os.write(self._fd.fileno(), view)
-            except BlockingIOError:  # whoever gave us this descriptor does not want to wait
-                select.select([], [self._fd.fileno()], [])
-                continue
+            done = write_patiently(self._fd.fileno(), view)
             self.taken += done
             view = view[done:]
 
     def size(self) -> tuple[int, int]:
-        """Of the terminal; that of an old one if it does not tell."""
+        """Columns and lines of the terminal; 80 and 24 if it does not tell."""
         with suppress(OSError):
             columns, lines = os.get_terminal_size(self._fd.fileno())
             if columns > 0 and lines > 0:
@@ -76,13 +71,13 @@ class DescriptorScreen:
 
 
 class StreamScreen:
-    """What stands in for standard output: a notebook's cell, a test's capture, a StringIO."""
+    """A stream in place of standard output: a notebook's cell, a test's capture, a StringIO."""
 
     is_terminal = False
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
-        self.taken = 0
+        self.taken: int = 0
 
     def write(self, data: bytes) -> None:
         """Write all of it, as text."""
@@ -96,32 +91,32 @@ class StreamScreen:
         self.taken += len(data)
 
     def size(self) -> tuple[int, int]:
-        """There is no limit; wide enough for most lines."""
+        """Wide enough for most lines, since there is no limit."""
         return 120, 1000
 
     def close(self) -> None:
-        """It is not ours."""
+        """Do nothing: the stream is not ours."""
 
 
 class NoScreen:
-    """Standard output was closed: whatever is shown goes nowhere."""
+    """A screen for a closed standard output: whatever is shown goes nowhere."""
 
     is_terminal = False
     taken = 0
 
     def write(self, data: bytes) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def size(self) -> tuple[int, int]:
-        """Any."""
+        """Any size would do."""
         return 80, 24
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def open_screen() -> Screen:
-    """The place of ``sys.stdout`` as it is now; what it holds so far is written out."""
+    """The screen of ``sys.stdout`` as it is now; what that holds so far is written out."""
     stream = sys.stdout
     if stream is None or stream.closed:
         return NoScreen()

@@ -1,28 +1,21 @@
-"""What the view reads of each rank: its output, and its report."""
+"""Sources: what the view reads of each rank, its output and what its group tells."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 
-from rankspawn.descriptors import Owned
-from rankspawn.view.ranks import RankRow, Steps, Usage, state_of, unpack_steps
-from rankspawn.view.wanted import fill_prefix
+from rankspawn.view.ranks import RankRow, Steps, Usage, is_over, unpack_steps
+from rankspawn.view.request import fill_prefix
 from rankspawn.workers.lines import LineAssembler
-from rankspawn.workers.outcome import read_header
-from rankspawn.workers.report import STEPS_AT
-from rankspawn.workers.steps import RECORD_SIZE
-from rankspawn.workers.worker import FunctionWorker
+from rankspawn.workers.tail import CHUNK, Tail
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from rankspawn.view.wanted import Wanted
-    from rankspawn.workers.group import WorkerGroup
-    from rankspawn.workers.outcome import Outcome
+    from rankspawn.supervise.group import Group
+    from rankspawn.view.request import ShowRequest
 
-_CHUNK = 64 * 1024
 # Of a file in memory, what was read is freed in steps of this size; the end of it stays for the
 # last lines of an error.
 _FREED_AT_ONCE = 1 << 20
@@ -33,13 +26,13 @@ _KEEP_SIZE_PUNCH_HOLE = 3
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is known of a rank before it starts.
+    """A rank as it is known before it starts.
 
     Attributes:
-        rank: Its number.
-        local_rank: The one on this node.
-        world_size: Of all nodes.
-        device: What people call its device.
+        rank: Its number in the job.
+        local_rank: Its number on this node.
+        world_size: How many ranks all nodes have.
+        device: Its device, for people: ``gpu 4``.
         gpu: The id of its GPU, if it has one.
     """
 
@@ -52,16 +45,26 @@ class Place:
 
 @dataclass(slots=True)
 class Source:
-    """One rank: copies of its descriptors, which live as long as the view."""
+    """A rank's output, which is open as long as the view, and what was read of it so far.
+
+    Attributes:
+        place: Which rank it is.
+        output: Where its output is read; None if it prints somewhere else.
+        is_captured: Whether that is a file in memory, whose room has to be freed.
+        is_shown: Whether its lines are shown.
+        prefix: What stands before each of them.
+        freed: How many bytes of the file were freed.
+        line: The last line that says something.
+        state_due: When the state of a line that is redrawn is to be shown; None if no line is.
+        assembler: Makes lines of what is read.
+        steps: What it said last with ``rankspawn.report``.
+    """
 
     place: Place
-    report: Owned
-    output: Owned | None
+    output: Tail | None
     is_captured: bool
     is_shown: bool
     prefix: bytes
-    at: int = 0
-    until: int | None = None
     freed: int = 0
     line: bytes = b""
     state_due: float | None = None
@@ -69,28 +72,25 @@ class Source:
     steps: Steps | None = None
 
     def end(self) -> None:
-        """The group is over: what somebody else still adds is not shown."""
-        if self.until is None and self.output is not None:
-            self.until = os.fstat(self.output.fileno()).st_size
+        """Have what is added from now on not shown: the group is over."""
+        if self.output is not None:
+            self.output.end_here()
 
     def read(self) -> tuple[list[bytes], bool]:
         """The lines that were completed, and whether there is more to read."""
         if self.output is None:
             return [], False
-        size = _CHUNK if self.until is None else max(0, min(_CHUNK, self.until - self.at))
-        chunk = os.pread(self.output.fileno(), size, self.at)
+        chunk = self.output.read()
         if not chunk:
-            # Somebody emptied it; what comes now is new.
-            self.at = min(self.at, os.fstat(self.output.fileno()).st_size)
             return [], False
-        self.at += len(chunk)
-        self._free_what_was_read()
+        if self.is_captured:
+            self._free_what_was_read(self.output)
         lines = self.assembler.feed(chunk)
         self._remember(lines)
-        return lines, len(chunk) == _CHUNK
+        return lines, len(chunk) == CHUNK
 
     def take_state(self, now: float, interval: float) -> list[bytes]:
-        """How a line looks that is redrawn for so long; rarely."""
+        """The present state of a line that is redrawn for so long, at most once per interval."""
         if not self.assembler.has_news:
             self.state_due = None
         elif self.state_due is None:
@@ -101,62 +101,60 @@ class Source:
         return []
 
     def finish(self) -> list[bytes]:
-        """The last line, if it has no end."""
+        """The last line, if it lacks its line end."""
         lines = self.assembler.finish()
         self.state_due = None
         self._remember(lines)
         return lines
 
     def prefixed(self, lines: Iterable[bytes]) -> list[bytes]:
-        """As they are shown, if they are."""
+        """The lines as they are shown; none if this rank's are not."""
         return [self.prefix + line + b"\n" for line in lines] if self.is_shown else []
 
     def _remember(self, lines: Sequence[bytes]) -> None:
+        """Keep the last line that says something, for the view."""
         self.line = next((line for line in reversed(lines) if line.strip()), self.line)
 
-    def _free_what_was_read(self) -> None:
-        """A rank may print for weeks, and this file is in memory."""
-        end = self.at - _KEPT
-        if not self.is_captured or self.output is None or end - self.freed < _FREED_AT_ONCE:
+    def _free_what_was_read(self, output: Tail) -> None:
+        """Free the file's memory up to the position: a rank may print for weeks."""
+        end = output.position - _KEPT
+        if end - self.freed < _FREED_AT_ONCE:
             return
         import ctypes
 
         try:
             libc = ctypes.CDLL(None)
             sizes = (ctypes.c_long(self.freed), ctypes.c_long(end - self.freed))
-            libc.fallocate(self.output.fileno(), _KEEP_SIZE_PUNCH_HOLE, *sizes)
+            libc.fallocate(output.file.fileno(), _KEEP_SIZE_PUNCH_HOLE, *sizes)
         except (OSError, AttributeError):  # another system: then it stays
             pass
         self.freed = end
 
     def close(self) -> None:
-        """Let go of the copies."""
-        self.report.close()
+        """Let go of the output."""
         if self.output is not None:
             self.output.close()
 
 
-def open_sources(group: WorkerGroup, wanted: Wanted, places: Sequence[Place]) -> list[Source]:
-    """Copies of what every rank of the group writes to."""
+def open_sources(group: Group, request: ShowRequest, places: Sequence[Place]) -> list[Source]:
+    """The sources of all ranks of a group; who gets them closes them."""
     sources: list[Source] = []
     try:
-        for worker, place in zip(group.workers, places, strict=True):
-            assert isinstance(worker, FunctionWorker), "programs are shown by rankrun"
+        for index, place in enumerate(places):
+            output = group.open_output(index)
             sources.append(
                 Source(
                     place,
-                    Owned(os.dup(worker.report.fileno())),
-                    _open_output(worker),
-                    is_captured=worker.captured is not None,
-                    is_shown=wanted.shows(place.rank),
+                    None if output is None else Tail(output.file, output.start),
+                    is_captured=output is not None and output.is_captured,
+                    is_shown=request.shows(place.rank),
                     prefix=fill_prefix(
-                        wanted.prefix,
+                        request.prefix,
                         rank=place.rank,
                         local_rank=place.local_rank,
                         world_size=place.world_size,
                         device=place.device,
                     ),
-                    at=worker.log_start,
                 )
             )
     except BaseException:
@@ -166,29 +164,22 @@ def open_sources(group: WorkerGroup, wanted: Wanted, places: Sequence[Place]) ->
     return sources
 
 
-def _open_output(worker: FunctionWorker) -> Owned | None:
-    """A descriptor of its own; the worker's is closed with the group."""
-    if worker.captured is not None:
-        return Owned(os.dup(worker.captured.fileno()))
-    if worker.log is None:  # it has the terminal
-        return None
-    try:
-        return Owned(os.open(worker.log, os.O_RDONLY | os.O_CLOEXEC))
-    except FileNotFoundError:  # somebody removed it already
-        return None
+def make_row(source: Source, state: str, steps: bytes, usage: Usage) -> RankRow:
+    """The row of a rank as it is now.
 
-
-def read_row(source: Source, outcome: Outcome | None, usage: Usage) -> RankRow:
-    """One rank as it is now."""
-    fd = source.report.fileno()
-    header = read_header(fd)
-    source.steps = unpack_steps(os.pread(fd, RECORD_SIZE, STEPS_AT)) or source.steps
+    Args:
+        source: Where its output is read.
+        state: What it does, or how it ended.
+        steps: What it said last with ``rankspawn.report``, as a record.
+        usage: What it takes.
+    """
+    source.steps = unpack_steps(steps) or source.steps
     line = (source.assembler.last or source.line).decode("utf-8", "replace")
     return RankRow(
         source.place.rank,
         source.place.device,
-        state_of(header.stage, header.kind, outcome),
-        Usage() if outcome is not None or header.kind else usage,
+        state,
+        Usage() if is_over(state) else usage,
         source.steps,
         line,
     )

@@ -7,35 +7,30 @@ group: it shows the rest once the group is closed, and ends.
 
 from __future__ import annotations
 
-import os
-import select
 import threading
 import time
 import weakref
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import contextmanager
 from multiprocessing import util
 
-from rankspawn.descriptors import Owned
-from rankspawn.notebooks import in_notebook
+from rankspawn.caller import in_notebook
+from rankspawn.supervise.outcome import End
+from rankspawn.view.boards import open_board
 from rankspawn.view.screen import open_screen
-from rankspawn.view.sources import open_sources, read_row
-from rankspawn.view.surroundings import open_board
-from rankspawn.workers.inotify import IN_MODIFY, call, open_watch
-from rankspawn.workers.outcome import End
+from rankspawn.view.sources import make_row, open_sources
+from rankspawn.workers.tail import Growth
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from rankspawn.supervise.group import Group
     from rankspawn.view.measure import Meters
     from rankspawn.view.ranks import RankRow
+    from rankspawn.view.request import ShowRequest
     from rankspawn.view.sources import Place
-    from rankspawn.view.wanted import Wanted
-    from rankspawn.workers.group import WorkerGroup
-    from rankspawn.workers.outcome import Outcome
 
-# Where the system cannot say that a file has grown, we look this often.
+# Whoever waits for the thread looks this often whether something was taken.
 _LOOK_SECONDS = 0.1
 # A line that is redrawn all the time, such as a progress bar, is shown this often.
 _REDRAWN_SECONDS = 10.0
@@ -47,28 +42,31 @@ _showing: weakref.WeakSet[_Showing] = weakref.WeakSet()
 
 
 class View:
-    """What is shown of one ``spawn``, over all its restarts.
+    """A spectator that shows what ``spawn`` started, over all restarts.
 
     Args:
-        wanted: What to show.
-        places: What is known of each rank before it starts.
+        request: What to show.
+        places: The ranks, by index.
     """
 
-    def __init__(self, wanted: Wanted, places: Sequence[Place]) -> None:
-        self.wanted = wanted
+    def __init__(self, request: ShowRequest, places: Sequence[Place]) -> None:
+        self.request = request
         self.places = places
-        self.joining = 0  # how many threads and tasks wait for the ranks
-        self.was_interrupted = False  # one of them was
+        self.joining: int = 0  # how many threads and tasks wait for the ranks
+        self.was_interrupted: bool = False  # one of them was
         self._lock = threading.Lock()
         self._showing: _Showing | None = None
 
-    def begin(self, group: WorkerGroup) -> None:
+    def begin(self, group: Group) -> None:
         """Show this group, which has just been started."""
         self._showing = _Showing(self, group)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """In here somebody waits, and the ranks are shown; after it he may print himself."""
+        """A context in which somebody waits for the ranks, and they are shown.
+
+        When it is left without an error, the view is out of the way of what the program prints.
+        """
         self._count(1)
         try:
             yield
@@ -80,6 +78,7 @@ class View:
             self._showing.wait_for_wipe()
 
     def _count(self, change: int) -> int:
+        """How many wait for the ranks after this change of it, of which the thread is told."""
         with self._lock:
             self.joining += change
             count = self.joining
@@ -88,13 +87,13 @@ class View:
         return count
 
     def finish(self) -> None:
-        """After the group was closed: wait until all is shown, or nobody takes it."""
+        """Wait until all of a closed group is shown, or nobody takes it."""
         if self._showing is not None:
             self._showing.wait(_PATIENCE_SECONDS)
 
 
 def finish_all() -> None:
-    """At exit: what is not shown by now would be lost, so this waits for as long as it takes."""
+    """Wait until everything is shown, for as long as it takes: at exit the rest would be lost."""
     for showing in list(_showing):
         showing.wait(None)
 
@@ -104,9 +103,9 @@ util.Finalize(None, finish_all, exitpriority=-20)
 
 
 class _Showing:
-    """The thread of one group."""
+    """The thread that shows one group, and all that it reads and writes."""
 
-    def __init__(self, view: View, group: WorkerGroup) -> None:
+    def __init__(self, view: View, group: Group) -> None:
         self._view = view
         self._group = group
         self._begun = time.monotonic()
@@ -115,13 +114,16 @@ class _Showing:
         self._next_draw: float | None = None
         self._screen = open_screen()
         self._board = open_board(
-            self._screen, progress=view.wanted.progress, in_notebook=in_notebook()
+            self._screen, progress=view.request.progress, in_notebook=in_notebook()
         )
-        self._sources = open_sources(group, view.wanted, view.places)
+        self._sources = open_sources(group, view.request, view.places)
         self._meters = self._open_meters()
-        self._waking = threading.Lock()
-        self._wakeup = Owned(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
-        self._watch = self._watch_outputs()
+        self._growth = Growth()
+        outputs = [source.output for source in self._sources if source.output is not None]
+        # By descriptor, because a file in memory has no path.
+        self._growth.watch_only(f"/proc/self/fd/{tail.file.fileno()}" for tail in outputs)
+        # A daemon: Python waits for other threads before its exit handlers, which are what closes
+        # a group that nobody joined; finish_all() waits for this one after them.
         self._thread = threading.Thread(target=self._run, name="rankspawn-view", daemon=True)
         _showing.add(self)
         group.listeners.add(self._note_end)
@@ -129,24 +131,22 @@ class _Showing:
 
     def wake(self) -> None:
         """Have the thread look; from any thread."""
-        # Under a lock, because a number that was just closed may be somebody else's already.
-        with self._waking:
-            if not self._wakeup.closed:
-                os.eventfd_write(self._wakeup.fileno(), 1)
+        self._growth.wake()
 
     def _note_end(self) -> None:
+        """Have the thread look if the group was closed; called after each look at the group."""
         if self._group.closed:
             self.wake()
 
     def wait_for_wipe(self) -> None:
-        """Until the view is out of the way of what the program prints."""
+        """Wait until the view is out of the way of what the program prints."""
         if self._board.is_drawn and self._thread.is_alive():
             self._wiped.clear()
             self.wake()
             self._wiped.wait(_WIPE_SECONDS)
 
     def wait(self, patience: float | None) -> None:
-        """Until all is shown, or for so many seconds nothing was taken; signals are heard."""
+        """Wait until all is shown, or nothing was taken for so many seconds; signals are heard."""
         taken, since = self._screen.taken, time.monotonic()
         while self._thread.is_alive():
             self._thread.join(_LOOK_SECONDS)
@@ -156,37 +156,21 @@ class _Showing:
                 return
 
     def _open_meters(self) -> Meters | None:
+        """The meters of the ranks, if there is a view of them."""
         if self._board.interval is None:
             return None
         from rankspawn.view.measure import Meters  # imports psutil: 20 ms
 
-        pids = [worker.popen.pid for worker in self._group.workers]
+        pids = [process.popen.pid for process in self._group.processes]
         return Meters(pids, [place.gpu for place in self._view.places])
 
-    def _watch_outputs(self) -> Owned | None:
-        watch = open_watch()
-        for source in self._sources:
-            if source.output is not None and watch is not None:
-                path = os.fsencode(f"/proc/self/fd/{source.output.fileno()}")
-                if call("inotify_add_watch", watch.fileno(), path, IN_MODIFY) == -1:
-                    watch.close()  # too many watches of this user: then by looking
-                    return None
-        return watch
-
     def _run(self) -> None:
+        """Runs in the thread: show everything until the group is closed, and let go of it all."""
         try:
-            poller = select.poll()
-            poller.register(self._wakeup.fileno(), select.POLLIN)
-            if self._watch is not None:
-                poller.register(self._watch.fileno(), select.POLLIN)
             is_over = False
             has_more = True  # what was written before we began to watch
             while not is_over:
-                timeout = 0.0 if has_more else self._seconds_to_wait()
-                ready = poller.poll(None if timeout is None else int(timeout * 1000) + 1)
-                for fd, _ in ready:
-                    with suppress(BlockingIOError):
-                        os.read(fd, 65536)
+                self._growth.wait(0.0 if has_more else self._seconds_to_wait())
                 closed = self._group.closed  # before the look, so that nothing is missed
                 has_more = self._show_lines(closed=closed)
                 is_over = closed and not has_more
@@ -201,23 +185,18 @@ class _Showing:
             source.close()
         if self._meters is not None:
             self._meters.close()
-        if self._watch is not None:
-            self._watch.close()
-        with self._waking:
-            self._wakeup.close()
+        self._growth.close()
         self._screen.close()
 
     def _seconds_to_wait(self) -> float | None:
-        """Until something is due; None for as long as nothing happens."""
-        dues = [one.state_due for one in self._sources if one.state_due is not None]
+        """Seconds until something is due; None if nothing is before something happens."""
+        dues = [source.state_due for source in self._sources if source.state_due is not None]
         if self._next_draw is not None:
             dues.append(self._next_draw)
-        if self._watch is None:
-            dues.append(time.monotonic() + _LOOK_SECONDS)
         return max(0.0, min(dues) - time.monotonic()) if dues else None
 
     def _show_lines(self, *, closed: bool) -> bool:
-        """Show what was added to the files; True if there is more."""
+        """Show what was added to the files; whether there is more."""
         shown: list[bytes] = []
         has_more = False
         now = time.monotonic()
@@ -259,7 +238,7 @@ class _Showing:
 
     @contextmanager
     def _unless_gone(self) -> Iterator[None]:
-        """The reader of a pipe left, the terminal was closed: nothing more is shown."""
+        """Show nothing more after an error: the reader of a pipe left, the terminal was closed."""
         try:
             yield
         except OSError:
@@ -267,16 +246,24 @@ class _Showing:
             self._next_draw = None
 
     def _rows(self) -> list[RankRow]:
+        """All ranks as they are now."""
         assert self._meters is not None
         return [
-            read_row(source, self._outcome_of(at), self._meters.look(at))
-            for at, source in enumerate(self._sources)
+            make_row(
+                source,
+                self._state_of(index),
+                self._group.steps_of(index),
+                self._meters.look(index),
+            )
+            for index, source in enumerate(self._sources)
         ]
 
-    def _outcome_of(self, at: int) -> Outcome | None:
-        """What became of a rank; a Ctrl-C that it heard before we did has stopped it, too."""
-        outcome, remains = self._group.outcomes.get(at), self._group.remains.get(at)
-        if outcome is None or remains is None or not self._view.was_interrupted:
-            return outcome
-        was_hit = outcome.end is End.RAISED and remains.text.endswith("KeyboardInterrupt\n")
-        return replace(outcome, end=End.STOPPED) if was_hit else outcome
+    def _state_of(self, index: int) -> str:
+        """What a rank does, or how it ended."""
+        group = self._group
+        # Ctrl-C reaches ranks and parent in any order: who heard it first did not fail.
+        if self._view.was_interrupted and group.has_ended(index):
+            text = group.report_of(index).text
+            if group.outcomes[index].end is End.RAISED and text.endswith("KeyboardInterrupt\n"):
+                return "stopped"
+        return group.state_of(index)

@@ -6,26 +6,24 @@ not imported, multiprocessing and cloudpickle among it.
 
 from __future__ import annotations
 
-import _io  # what io and open() use, already there
-import atexit
 import faulthandler
+import io
 import os
 import sys
-from _signal import SIG_IGN, SIG_UNBLOCK, SIGINT, pthread_sigmask, signal  # not enum: 2 ms
 
+from rankspawn import cpython
+from rankspawn.cpython import raw_signal
 from rankspawn.workers.parcel import open_parcel
 from rankspawn.workers.report import DEAF_TO_INTERRUPTS, IN_FUNCTION, STACKS_SIGNAL, STARTED, Report
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from types import ModuleType, TracebackType
     from typing import Any, NoReturn
 
-    from rankspawn.workers.orders import EncodedChanges
-
 # True while this worker imports what its task needs; spawn() then refuses to start.
-is_loading = False
+is_loading: bool = False
 
 
 class MissingGuardError(RuntimeError):
@@ -42,11 +40,98 @@ class MissingGuardError(RuntimeError):
         )
 
 
+class Boot:
+    """The boot record: who a worker is, and where it finds what it needs.
+
+    Written once by the parent and read once by the worker: an executed one has it on its command
+    line, and to a fork server it is sent with the descriptors, which get other numbers on the way.
+    """
+
+    rank: int  # its number in the job
+    parent: int  # the process that wants it; not the fork server
+    # Tables in the payload; 0 for none.
+    setting: int  # what :func:`prepare` takes
+    task: int  # the function and its arguments
+    own: int  # this rank's own arguments
+    environ: int  # what to change in the environment; none if it was executed with it
+    # Descriptors.
+    outcome_file: int  # the file to report in
+    failure_event: int  # wakes the parent
+    payload: int  # the file with the tables
+    tracker: int  # multiprocessing's resource tracker
+    mark: Sequence[int]  # the job's mark; none if the environment it was executed with has it
+    streams: Sequence[int]  # its log, or a terminal's three, if they have to be put in place
+    brought: Sequence[int]  # what objects in the payload bring along
+
+    _NUMBERS = ("rank", "parent", "setting", "task", "own", "environ")
+    _FILES = ("outcome_file", "failure_event", "payload", "tracker")
+    # Not a dataclass or a NamedTuple: these take a worker 5 ms to import.
+    __slots__ = (*_NUMBERS, *_FILES, "mark", "streams", "brought")
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        parent: int,
+        setting: int,
+        task: int,
+        own: int,
+        outcome_file: int,
+        failure_event: int,
+        payload: int,
+        tracker: int,
+        environ: int = 0,
+        mark: Sequence[int] = (),
+        streams: Sequence[int] = (),
+        brought: Sequence[int] = (),
+    ) -> None:
+        self.rank, self.parent = rank, parent
+        self.setting, self.task, self.own, self.environ = setting, task, own, environ
+        self.outcome_file, self.failure_event = outcome_file, failure_event
+        self.payload, self.tracker = payload, tracker
+        self.mark, self.streams, self.brought = mark, streams, brought
+
+    def numbers(self) -> list[int]:
+        """All that stays as it is on the way to the worker."""
+        numbers = [getattr(self, name) for name in self._NUMBERS]
+        return [*numbers, len(self.mark), len(self.streams)]
+
+    def descriptors(self) -> list[int]:
+        """What the worker has to be given: it may get other numbers on the way."""
+        files = [getattr(self, name) for name in self._FILES]
+        return [*files, *self.mark, *self.streams, *self.brought]
+
+    @classmethod
+    def read(cls, numbers: Sequence[int], descriptors: Sequence[int]) -> Boot:
+        """The record that was written as these, with the descriptors as they arrived."""
+        *numbers, marks, streams = numbers
+        fields: dict[str, Any] = dict(zip(cls._NUMBERS, numbers, strict=True))
+        fields |= zip(cls._FILES, descriptors, strict=False)
+        others = descriptors[len(cls._FILES) :]
+        return cls(
+            **fields,
+            mark=others[:marks],
+            streams=others[marks : marks + streams],
+            brought=others[marks + streams :],
+        )
+
+    def to_argv(self) -> list[str]:
+        """The record as two arguments of a command line."""
+        return [",".join(map(str, part)) for part in (self.numbers(), self.descriptors())]
+
+    @classmethod
+    def from_argv(cls, arguments: Sequence[str]) -> Boot:
+        """What :meth:`to_argv` wrote."""
+        numbers, descriptors = ([int(number) for number in part.split(",")] for part in arguments)
+        return cls.read(numbers, descriptors)
+
+
 def main() -> None:
     """Entry point of an executed worker: everything it needs to know is in ``sys.argv``."""
-    parent, outcome, event, *order = map(int, sys.argv[2:])
-    leave_if_orphaned(parent)
-    run_and_leave(lambda: work(Report(outcome, event), lambda: load_task(*order)), is_fork=False)
+    boot = Boot.from_argv(sys.argv[2:])
+    leave_if_orphaned(boot.parent)
+    report = Report(boot.outcome_file, boot.failure_event)
+    run_and_leave(lambda: work(report, lambda: load_task(boot)), is_fork=False)
 
 
 def leave_if_orphaned(parent: int) -> None:
@@ -67,9 +152,9 @@ def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
         answer_stack_requests(report)
         report.stage(STARTED)
         if report.flags() & DEAF_TO_INTERRUPTS:
-            signal(SIGINT, SIG_IGN)
+            raw_signal.signal(raw_signal.SIGINT, raw_signal.SIG_IGN)
         # Blocked by the parent until here, where an interrupt no longer prints a traceback.
-        pthread_sigmask(SIG_UNBLOCK, (SIGINT,))
+        raw_signal.pthread_sigmask(raw_signal.SIG_UNBLOCK, (raw_signal.SIGINT,))
         task = get_task()
         loaded = True
         report.stage(IN_FUNCTION)
@@ -96,69 +181,17 @@ def answer_stack_requests(report: Report) -> None:
         faulthandler.register(STACKS_SIGNAL, report.open_for_stacks(), all_threads=True)
 
 
-def load_task(
-    rank: int, payload: int, setting: int, task: int, own: int, tracker: int
-) -> Callable[[], Any]:
-    """Make this process look like the parent, then unpickle what it has to do.
-
-    Args:
-        rank: Who we are.
-        payload: Descriptor of the payload file.
-        setting: Table of what :func:`prepare` takes.
-        task: Table of the function and its arguments.
-        own: Table of this rank's own arguments; 0 if it has none.
-        tracker: Descriptor of multiprocessing's resource tracker.
-    """
+def load_task(boot: Boot) -> Callable[[], Any]:
+    """Make this process look like the parent, then unpickle what it has to do."""
     global is_loading  # noqa: PLW0603 - the process is in this state, not an object
     is_loading = True
-    prepare(rank, tracker, load(payload, setting))
-    func, args, kwargs = load(payload, task)
-    if own:
-        args += load(payload, own)
-    os.close(payload)
+    prepare(boot.rank, boot.tracker, load(boot.payload, boot.setting))
+    func, args, kwargs = load(boot.payload, boot.task)
+    if boot.own:
+        args += load(boot.payload, boot.own)
+    os.close(boot.payload)
     is_loading = False
     return lambda: func(*args, **kwargs)
-
-
-def change_environment(changes: EncodedChanges) -> None:
-    """For a forked worker: set these variables; None removes one."""
-    variables: Any = os.environb
-    if type(os.environ) is not type(variables):  # the program put something else there
-        variables, changes = os.environ, _decode(changes)
-    for name, value in changes:
-        if value is None:
-            variables.pop(name, None)
-        else:
-            variables[name] = value
-
-
-def _decode(changes: EncodedChanges) -> Any:
-    return [(os.fsdecode(one), value and os.fsdecode(value)) for one, value in changes]
-
-
-def redirect_output(log: int | None = None) -> None:
-    """For a forked worker: send what it prints to its log, whoever prints it."""
-    if log is not None:
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        # Whatever stood here wrote elsewhere, or holds text that the parent will print.
-        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - until the exit
-        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-
-
-def take_terminal(*streams: int) -> None:
-    """For a forked worker that is debugged: read from and write to the parent's terminal.
-
-    Args:
-        streams: Its input, output and errors, if they have other numbers here.
-    """
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
-    # multiprocessing has put the null device here; and output may go through other objects.
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - until the exit
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
 def run_and_leave(body: Callable[[], int], *, is_fork: bool = True) -> NoReturn:
@@ -168,48 +201,48 @@ def run_and_leave(body: Callable[[], int], *, is_fork: bool = True) -> NoReturn:
     leaves in the same way: what would follow, the destructors of C++ libraries, is where
     frameworks abort or hang after the work is done, and it takes longer than a bare start.
     """
-    code = 1
+    code, at_once = 1, True
     try:
         code = body()
-        _run_exit_handlers()
+        at_once = _run_exit_handlers() or is_fork
         if not is_fork:  # a fork's buffers may be copies
             _flush_open_files()
         flush_output()
         flush_c_output()
     finally:
-        os._exit(code)
+        if at_once:
+            os._exit(code)
+    sys.exit(code)
 
 
-def _run_exit_handlers() -> None:
-    threading = sys.modules.get("threading")
+def _run_exit_handlers() -> bool:
+    """False if only the interpreter can run them, at its own end."""
     try:
-        if threading is not None:
-            threading._shutdown()  # waits for non-daemon threads
+        cpython.wait_for_threads()
     except KeyboardInterrupt:  # the wait was cut short, and all that follows is due
         pass
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
-    atexit._run_exitfuncs()
+    return cpython.run_exit_functions()
 
 
 def prepare(rank: int, tracker: int, setting: dict[str, Any]) -> None:
     """Take over the parent's import path, arguments and, if needed, main module."""
     sys.path[:] = setting["path"]
     sys.argv[:] = setting["argv"]
-    if setting["folder"] and setting["folder"] != _current_folder():
+    if setting["folder"] and setting["folder"] != current_folder():
         os.chdir(setting["folder"])  # a fork server may have been started elsewhere
-    from rankspawn.workers.mp_identity import install
-
-    install(rank, tracker, setting["multiprocessing"])
+    cpython.install_identity(rank, tracker, setting["multiprocessing"])
     if setting["main"] is not None:
         import_main(*setting["main"])
 
 
-def _current_folder() -> str | None:
+def current_folder() -> str:
+    """Where this process is; nothing if that was deleted."""
     try:
         return os.getcwd()
     except FileNotFoundError:
-        return None
+        return ""
 
 
 def import_main(name: str | None, path: str) -> None:
@@ -219,8 +252,6 @@ def import_main(name: str | None, path: str) -> None:
 
 
 def _run_file(path: str) -> ModuleType:
-    import io
-
     with io.open_code(path) as source:
         # Without this module's future imports, which would turn the script's annotations into text.
         code = compile(source.read(), path, "exec", dont_inherit=True)
@@ -251,12 +282,8 @@ def _run(code: Any, **attributes: Any) -> ModuleType:
 
 def load(payload: int, table: int) -> Any:
     """Unpickle one part of the payload."""
-    try:
-        from _pickle import loads
-    except ImportError:  # an interpreter without the C accelerator
-        from pickle import loads
     pickled, buffers = open_parcel(payload, table)
-    return loads(pickled, buffers=buffers)
+    return cpython.load_pickle().loads(pickled, buffers=buffers)
 
 
 def _report_exit(report: Report, stop: SystemExit) -> int:
@@ -271,11 +298,9 @@ def _report_exit(report: Report, stop: SystemExit) -> int:
 
 def _read_exit(stop: SystemExit) -> tuple[int, str]:
     """The code and the text, as Python itself reads the argument of ``sys.exit``."""
-    if stop.code is None or (isinstance(stop.code, int) and stop.code == 0):
-        return 0, ""
-    if isinstance(stop.code, int):
+    if stop.code is None or isinstance(stop.code, int):
         # The system keeps 8 bits; none of them may make a failure look like success.
-        return stop.code & 0xFF or 1, ""
+        return (stop.code & 0xFF or 1) if stop.code else 0, ""
     from rankspawn.workers.exceptions import text_of
 
     return 1, text_of(stop.code)
@@ -357,23 +382,17 @@ def flush_output() -> None:
 
 def flush_c_output() -> None:
     """The same for what C code holds: ``printf`` into a file or pipe is written in blocks."""
-    try:
-        import _ctypes  # without the Python part of ctypes: 0.5 ms instead of 6
-
-        flush = _ctypes.dlsym(_ctypes.dlopen(None, 0), "fflush")  # type: ignore[arg-type]
-        _ctypes.call_function(flush, (None,))
-    except (ImportError, OSError, AttributeError):  # an interpreter without ctypes
-        return
+    cpython.call_c("fflush", None)
 
 
 def _flush_open_files() -> None:
     """The same for files that the program left open."""
     import gc
 
-    for one in gc.get_objects():
+    for thing in gc.get_objects():
         # Not isinstance: it asks objects for their class, which may be anybody's code.
-        if issubclass(type(one), (_io.TextIOWrapper, _io.BufferedWriter, _io.BufferedRandom)):
+        if issubclass(type(thing), (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)):
             try:
-                one.flush()
+                thing.flush()
             except Exception:
                 continue

@@ -178,3 +178,21 @@ def repr_of(obj: object) -> str:
         raise
     except BaseException:
         return f"<{type(obj).__name__} whose repr() fails>"
+
+
+def with_lines_of_cells(traceback: str) -> str:
+    """The same traceback with the code of frames that lack it, where it is known here.
+
+    A worker cannot read a notebook's cell or what was typed into a REPL, but whoever runs those
+    keeps them in linecache for Python's own tracebacks.
+    """
+    import linecache  # on the way to an error only
+    import re
+
+    def with_line(frame: re.Match[str]) -> str:
+        line = linecache.getline(frame[1], int(frame[2])).strip()
+        return f"{frame[0]}    {line}\n" if line else frame[0]
+
+    # A frame that is not followed by its line of code.
+    bare_frame = r'^  File "(.+)", line (\d+), in .+\n(?!    )'
+    return re.sub(bare_frame, with_line, traceback, flags=re.MULTILINE)

@@ -10,12 +10,10 @@ import os
 import subprocess
 from dataclasses import dataclass, field
 
-from rankspawn.workers.environment import whole_environment
 from rankspawn.workers.group import WorkerGroup, assemble
-from rankspawn.workers.limits import explain_start_failure
 from rankspawn.workers.logs import open_log
 from rankspawn.workers.marker import VARIABLE, variable_value
-from rankspawn.workers.popen import adopt_child
+from rankspawn.workers.popen import adopt_child, explain_start_failure, whole_environment
 from rankspawn.workers.worker import Worker
 
 TYPE_CHECKING = False  # typing's own, without the import of typing

@@ -7,78 +7,181 @@ fork is, and multiprocessing is told by fewer steps that this is one of its chil
 
 from __future__ import annotations
 
-import atexit
-import itertools
+import functools
 import mmap  # noqa: F401 - loaded here once, and not by every worker
 import os
 import signal
 import sys
 import threading
-import weakref
-from _signal import signal as set_handler  # signal's own touches twenty pages more
+import warnings
+from collections import deque
+from collections.abc import Generator, Sequence
 from multiprocessing import process as mp_process
-from multiprocessing import util
 from typing import Any, NoReturn
 
+from rankspawn import cpython
+from rankspawn.caller import warn_caller
+from rankspawn.descriptors import Owned, kept_in_fork
+from rankspawn.interrupts import sigint_handler
 from rankspawn.workers import exceptions  # noqa: F401 - likewise
 from rankspawn.workers.child import (
-    change_environment,
+    flush_c_output,
+    flush_output,
     leave_if_orphaned,
-    redirect_output,
     run_and_leave,
-    take_terminal,
     work,
 )
-from rankspawn.workers.inherited import carry_mark
-from rankspawn.workers.interrupts import sigint_handler
-from rankspawn.workers.mp_identity import open_parent
+from rankspawn.workers.inherited import (
+    carry_mark,
+    change_environment,
+    encode_changes,
+    redirect_output,
+    take_terminal,
+)
+from rankspawn.workers.marker import make_mark_file
+from rankspawn.workers.popen import WorkerPopen, adopt_child, end_child
 from rankspawn.workers.report import Report
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import TextIO
 
-    from rankspawn.workers.orders import EncodedChanges, Order, Task
+    from rankspawn.workers.inherited import EncodedChanges
+    from rankspawn.workers.start import StartSettings, Task, WorkerSpec
 
-_mp: Any = mp_process  # most of what is used of it is private
-_util: Any = util
-_finalize: Any = weakref.finalize
-
-
-class _Parent(_mp._ParentProcess):  # type: ignore[misc]  # of no known type
-    """The parent as multiprocessing has it; its sentinel is opened when somebody asks."""
-
-    def __init__(self) -> None:
-        self._opened: int | None = None
-        super().__init__(mp_process.current_process().name, os.getpid(), None)
-
-    @property
-    def _sentinel(self) -> int:
-        if self._opened is None:
-            self._opened = open_parent(self._pid)
-        return self._opened
-
-    @_sentinel.setter
-    def _sentinel(self, _: object) -> None:
-        """By its base class."""
+_warned_about_threads: list[bool] = []
+# Two threads would put back each other's filters of warnings.
+_warning = threading.Lock()
+_FORK_WARNS = sys.version_info >= (3, 12)
 
 
-class Stock:
-    """What the forked workers of one group have in common; made before the first fork."""
+def _renew_lock() -> None:
+    """Runs in a forked child: a thread of the parent may have held the old lock."""
+    global _warning  # noqa: PLW0603 - a lock cannot be reset, only replaced
+    _warning = threading.Lock()
 
-    def __init__(self) -> None:
-        self.parent = _Parent()
-        self.stdin = _open_input()
-        self.sigint_handler = _choose_sigint_handler()
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def warn_about_threads() -> None:
+    """Say once, at the caller's line, that forking a program with threads may hang."""
+    others = [
+        thread for thread in threading.enumerate() if thread is not threading.current_thread()
+    ]
+    if others and not _warned_about_threads:
+        _warned_about_threads.append(True)
+        names = ", ".join(sorted(thread.name for thread in others)[:5])
+        warn_caller(
+            "start_method='fork' copies a process in which other threads run; a lock that one of "
+            f"them holds stays locked in the workers for ever. Threads: {names}",
+            RuntimeWarning,
+        )
+
+
+class ForkLauncher:
+    """A copy of this process; nothing is pickled."""
+
+    def __init__(self, task: Task, _: StartSettings, failure_event: Owned, mark: str) -> None:
+        self._task = task
+        self._null = Owned(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        self._mark = Owned(make_mark_file(mark))
+        self._common = CommonToForks(
+            null=self._null.fileno(),
+            failure_event=failure_event.fileno(),
+            mark=self._mark.fileno(),
+        )
+        self._encode = functools.cache(os.fsencode)
+        # What is still buffered would be printed by every worker once more.
+        flush_output()
+        flush_c_output()
+
+    def launch(self, specs: Sequence[WorkerSpec]) -> Generator[WorkerPopen, None, None]:
+        """Fork one worker for each; see :class:`rankspawn.workers.start.Launcher`."""
+        # Forks in a row, and all else before or after: what this process touches between two of
+        # them is copied once more.
+        workers = [self._prepare(spec) for spec in specs]
+        pids: deque[int] = deque()
+        try:
+            failure = _fork_all(workers, pids)
+            while pids:
+                yield adopt_child(pids.popleft())
+            if failure is not None:
+                try:
+                    raise failure
+                finally:
+                    del failure  # its traceback has this frame, which has the task
+        finally:
+            for pid in pids:
+                end_child(pid)
+
+    def close(self) -> None:
+        """Let go of what was needed for the start."""
+        self._null.close()
+        self._mark.close()
+
+    def _prepare(self, spec: WorkerSpec) -> ForkedWorker:
+        changes = encode_changes(spec.changes, self._encode)
+        return ForkedWorker(spec, self._task, changes, self._common)
+
+
+def _fork_all(workers: Sequence[ForkedWorker], pids: deque[int]) -> OSError | None:
+    """Fork until one cannot be; return why. The list gets the ids."""
+    # Around all of them: what is done between two forks touches pages, which are then copied.
+    with cpython.tracker_kept():
+        for worker in workers:
+            try:
+                with kept_in_fork(worker.descriptors):
+                    pid = _fork()
+            except OSError as error:
+                return error
+            if pid == 0:
+                worker.run()
+            pids.append(pid)
+    return None
+
+
+def _fork() -> int:
+    if not _FORK_WARNS:
+        return os.fork()
+    # It warns of threads at every single fork; ours was given, once.
+    with _warning, warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+class CommonToForks:
+    """What the forked workers of one group have in common; made before the first fork.
+
+    Args:
+        null: Descriptor of the null device, which is their input.
+        failure_event: Descriptor that wakes the parent.
+        mark: Descriptor of the job's mark.
+    """
+
+    def __init__(self, *, null: int, failure_event: int, mark: int) -> None:
+        self.null = null
+        self.failure_event = failure_event
+        self.mark = mark
+        self.parent_pid: int = os.getpid()
+        # None where a version of Python lacks what the short way needs.
+        self.parent: Any = cpython.lazy_parent() if cpython.can_become_child() else None
+        self.stdin: TextIO | None = _open_input()
+        self.sigint_handler: Any = _choose_sigint_handler()
 
 
 def _choose_sigint_handler() -> Any:
     """The parent's, unless that would cancel a task of an event loop which does not run here."""
     handler = sigint_handler()
     asyncio: Any = sys.modules.get("asyncio")  # not imported for this: 50 ms
-    in_loop = asyncio is not None and asyncio._get_running_loop() is not None
-    return signal.default_int_handler if in_loop and callable(handler) else handler
+    if asyncio is None or not callable(handler):
+        return handler
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # there is none
+        return handler
+    return signal.default_int_handler
 
 
 def _open_input() -> TextIO | None:
@@ -93,69 +196,75 @@ class ForkedWorker:
     """One rank's worker: made by the parent, run by the copy."""
 
     def __init__(
-        self, order: Order, task: Task, changes: EncodedChanges, stock: Stock, fds: Sequence[int]
+        self, spec: WorkerSpec, task: Task, changes: EncodedChanges, common: CommonToForks
     ) -> None:
         """Make everything that can be made before the fork.
 
         Args:
-            order: What to start.
+            spec: What to start.
             task: What it runs.
             changes: What it changes in its environment.
-            stock: What all workers use.
-            fds: The null device, the failure event, the mark, the outcome, and a log, if any.
+            common: What all workers use.
         """
-        process: Any = order.process
-        self._process = process
-        # Somebody who changed how children start, such as coverage, is called as usual.
-        self._is_plain = process._bootstrap.__module__ == mp_process.__name__
-        self._takes_terminal = order.has_terminal
-        self._call = task.bind(order.index)
+        self._process: Any = spec.process
+        # Not a bound method: it would keep this, and the task, until garbage is collected.
+        self._way = self._choose_way(common)
+        self._takes_terminal = spec.has_terminal
+        self._call = task.bind(spec.index)
         self._changes = changes
-        self._stock = stock
-        self._null, event, self._mark, outcome, *self._log = fds
-        self._files = outcome, event
+        self._common = common
+        self._outcome_file = spec.outcome_file.fileno()
+        log = spec.output.target
+        self._log = [] if log is None else [log.fileno()]
+        # What it takes over from the parent, which closes the rest in it.
+        self.descriptors: list[int] = [
+            *(common.null, common.failure_event, common.mark, self._outcome_file),
+            *self._log,
+        ]
 
     def run(self) -> NoReturn:
         """Work and leave."""
         # An event loop of the parent must not be woken by our signals.
         signal.set_wakeup_fd(-1)
-        if callable(self._stock.sigint_handler):  # the parent holds it back
-            set_handler(signal.SIGINT, self._stock.sigint_handler)
-        # What the parent registered for its own exit is not run here.
-        atexit._clear()
-        _finalize._registry.clear()
-        _finalize._registered_with_atexit = False
-        run_and_leave(self._work if self._is_plain else self._bootstrap)
+        if callable(self._common.sigint_handler):  # the parent holds it back
+            cpython.raw_signal.signal(signal.SIGINT, self._common.sigint_handler)
+        cpython.forget_exit_functions()
+        run_and_leave(lambda: self._way(self))
+
+    def _choose_way(self, common: CommonToForks) -> Callable[[ForkedWorker], int]:
+        bootstrap = cpython.bootstrap_of(self._process)
+        # Somebody who changed how children start, such as coverage, is called as usual.
+        is_plain = bootstrap is None or bootstrap.__module__ == mp_process.__name__
+        if common.parent is not None and is_plain:
+            return ForkedWorker._work_as_child
+        return ForkedWorker._work if bootstrap is None else ForkedWorker._work_by_bootstrap
+
+    def _work_as_child(self) -> int:
+        return work(Report(self._outcome_file, self._common.failure_event), self._become_child)
 
     def _work(self) -> int:
-        return work(Report(*self._files), self._become_child)
+        return work(Report(self._outcome_file, self._common.failure_event), self._become_rank)
 
-    def _bootstrap(self) -> int:
+    def _work_by_bootstrap(self) -> int:
         """As multiprocessing starts a child."""
 
         def run() -> NoReturn:
-            raise SystemExit(work(Report(*self._files), self._become_rank))
+            raise SystemExit(
+                work(Report(self._outcome_file, self._common.failure_event), self._become_rank)
+            )
 
         self._process.run = run
-        code: int = self._process._bootstrap()
-        return code
+        bootstrap = cpython.bootstrap_of(self._process)
+        assert bootstrap is not None, "or this way is not chosen"
+        return bootstrap()
 
     def _become_child(self) -> Callable[[], Any]:
-        """Tell multiprocessing that this is one of its children, which will end like one."""
-        _mp._process_counter = itertools.count(1)
-        _mp._children = set()
-        _mp._current_process = self._process
-        _mp._parent_process = self._stock.parent
-        thread: Any = threading.main_thread()
-        thread._set_native_id()
-        _util._finalizer_registry.clear()
-        _util._run_after_forkers()
-        atexit.register(_util._exit_function)  # flushes queues
+        cpython.become_child(self._process, self._common.parent)
         return self._become_rank()
 
     def _become_rank(self) -> Callable[[], Any]:
-        carry_mark(self._mark)
-        leave_if_orphaned(self._stock.parent.pid)
+        carry_mark(self._common.mark)
+        leave_if_orphaned(self._common.parent_pid)
         redirect_output(*self._log)
         self._take_input()
         change_environment(self._changes)
@@ -166,9 +275,9 @@ class ForkedWorker:
             take_terminal()
         else:  # the parent's input is not ours to read, nor what it has read ahead
             _close(sys.stdin)
-            os.dup2(self._null, 0)
-            sys.stdin = self._stock.stdin
-        os.close(self._null)
+            os.dup2(self._common.null, 0)
+            sys.stdin = self._common.stdin
+        os.close(self._common.null)
 
 
 def _close(file: TextIO | None) -> None:

@@ -20,16 +20,23 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from multiprocessing import util
 from typing import Any
 
-from rankspawn.descriptors import close_in_forks
-from rankspawn.warned import warn_caller
-from rankspawn.workers.interpreter import command
-from rankspawn.workers.interrupts import sigint_blocked
-from rankspawn.workers.popen import WorkerPopen, is_readable
+from rankspawn.caller import warn_caller
+from rankspawn.descriptors import Owned, close_in_forks
+from rankspawn.interrupts import sigint_blocked
+from rankspawn.workers.child import Boot
+from rankspawn.workers.inherited import encode_changes
+from rankspawn.workers.marker import make_mark_file
+from rankspawn.workers.popen import WorkerPopen, command, is_readable
 from rankspawn.workers.server import MOST_FDS, PACKET
+from rankspawn.workers.start import SpawnLauncher
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.workers.start import StartSettings, Task, WorkerSpec
 
 _servers: dict[tuple[str, ...], ForkServer] = {}
 _starting = threading.Lock()
@@ -126,13 +133,9 @@ class ForkServer:
             **dict(environ.items() - self._environ.items()),
         }
 
-    def fork(self, order: Sequence[int], fds: Sequence[int]) -> WorkerPopen:
-        """Have a worker forked.
-
-        Args:
-            order: The numbers that ``server._run_worker`` takes.
-            fds: Its descriptors.
-        """
+    def fork(self, boot: Boot) -> WorkerPopen:
+        """The worker of this record, which the server has forked."""
+        fds = boot.descriptors()
         if len(fds) > MOST_FDS:
             raise ValueError(
                 f"the arguments share {len(fds)} descriptors with each worker (two for a queue, "
@@ -142,8 +145,8 @@ class ForkServer:
         with self._using:
             self._tickets += 1
             ticket = self._tickets
-            request = json.dumps({"ticket": ticket, "order": list(order)}).encode()
-            socket.send_fds(self._socket, [request], list(fds))
+            request = json.dumps({"ticket": ticket, "boot": boot.numbers()}).encode()
+            socket.send_fds(self._socket, [request], fds)
             answer, received = self._receive()
             while "pid" not in answer:
                 answer, received = self._receive()
@@ -195,3 +198,37 @@ class ForkServer:
         if "status" in message:
             self._statuses[message["ticket"]] = message["status"]
         return message, fds
+
+
+class ForkserverLauncher(SpawnLauncher):
+    """A copy of a clean server process that imported the ``preload`` modules."""
+
+    by_place = True
+
+    def __init__(
+        self, task: Task, settings: StartSettings, failure_event: Owned, mark: str
+    ) -> None:
+        super().__init__(task, settings, failure_event, mark)
+        self._mark = Owned(make_mark_file(mark))
+        try:
+            self._server = get_server(settings.preload, os.environ)
+        except BaseException:
+            self.close()
+            raise
+
+    def _launch(self, spec: WorkerSpec) -> WorkerPopen:
+        changes = self._server.changes_to(spec.environment())
+        terminal = (0, 1, 2) if spec.has_terminal else ()
+        log = (spec.output.target.fileno(),) if spec.output.target else ()
+        boot = self._boot_record(
+            spec,
+            environ=self._payload.add(encode_changes(changes)),
+            mark=(self._mark.fileno(),),
+            streams=terminal or log,
+        )
+        return self._server.fork(boot)
+
+    def close(self) -> None:
+        """Let go of what was needed for the start."""
+        super().close()
+        self._mark.close()

@@ -15,71 +15,75 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 
-from rankspawn.descriptors import Owned, close_in_forks
-from rankspawn.workers.guardian import Guardian
-from rankspawn.workers.marker import kill_marked, new_mark
-from rankspawn.workers.oom import OomCounts, describe_change, read_counts
-from rankspawn.workers.outcome import Outcome, Remains
-from rankspawn.workers.teardown import stop_workers
-from rankspawn.workers.wakeup import woken_by_signals
-from rankspawn.workers.worker import FunctionWorker, Worker, kill_started
+from rankspawn.descriptors import Owned, Waker, close_in_forks
+from rankspawn.interrupts import woken_by_signals
+from rankspawn.machine import OomCounts, describe_oom_kills, read_oom_counts
+from rankspawn.supervise.outcome import End, Outcome, failures_in
+from rankspawn.workers.marker import Guardian, kill_marked, new_mark
+from rankspawn.workers.teardown import kill_started, kill_workers, stop_workers
+from rankspawn.workers.worker import FunctionWorker, Worker
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.descriptors import Closable
-    from rankspawn.workers.process import RankProcess
+    from rankspawn.supervise.context import RankProcess
+    from rankspawn.supervise.group import RankOutput
+    from rankspawn.workers.worker import TakenReport
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # Groups with running workers. They live as long as those, also if nobody keeps the context:
 # with a group its lifeline would be closed, and the guardian would take that for our death.
 _running: set[WorkerGroup] = set()
 os.register_at_fork(after_in_child=_running.clear)
+# What people are told of ranks that ended; all others failed.
+_STATES = {End.RETURNED: "done", End.STOPPED: "stopped"}
 # The system's waits cannot take more than 24 days at once; a day is as good as for ever.
 _LONGEST_WAIT = 86_400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """What was before the first worker; whatever happened to one of them happened later."""
-
-    time_ns: int = field(default_factory=time.monotonic_ns)
-    oom_counts: OomCounts = field(default_factory=read_counts)
-
-
 class WorkerGroup:
-    """The workers of one start, and the resources they need while they run."""
+    """The workers of one start, and the resources they need while they run.
+
+    With functions it is a :class:`rankspawn.supervise.group.Group`.
+    """
 
     def __init__(
         self,
         workers: Sequence[Worker],
         mark: str,
-        failure_event: Owned,
-        before: Moment,
-        resources: Sequence[Closable] = (),
+        failure_event: Waker,
+        began_ns: int,
+        oom_before: OomCounts,
+        resources: Sequence[Closable],
     ) -> None:
         self.mark = mark
         # Whose job it is to close the group; it may be dropped while workers run.
-        self.supervisor: weakref.ref[object] | None = None
-        self._oom_before = before.oom_counts
-        self.workers = list(workers)
-        # Sentinel to position; shrinks as workers end.
-        self.sentinels = {worker.popen.sentinel: at for at, worker in enumerate(workers)}
-        # Position to outcome; grows as they end, or report a failure.
+        self.owner: weakref.ref[object] | None = None
+        self._oom_before = oom_before
+        self.workers: list[Worker] = list(workers)
+        # The workers as multiprocessing has them; none of programs.
+        self.processes: list[RankProcess] = [
+            worker.process for worker in workers if isinstance(worker, FunctionWorker)
+        ]
+        # Sentinel to index; shrinks as workers end.
+        self.sentinels: dict[int, int] = {
+            worker.popen.sentinel: index for index, worker in enumerate(workers)
+        }
+        # Index to outcome; grows as they end, or report a failure.
         self.outcomes: dict[int, Outcome] = {}
-        self._has_failed = False  # one of them is a failure
-        self.remains: dict[int, Remains] = {}
+        self.has_failed: bool = False  # one of them is a failure
+        self._reports: dict[int, TakenReport] = {}
         self._last_lines: dict[int, str] = {}
         self._failure_event = failure_event
         self._resources = list(resources)
         self._stopped_ns: int | None = None
-        self._looked_ns = before.time_ns
+        self._looked_ns = began_ns
         self._changed = threading.Condition()
         # True after close(), and in a forked child, which has no business with these workers.
-        self.closed = False
+        self.closed: bool = False
         # Called after each look and at the end: event loops, which must not miss what another
         # thread noted.
         self.listeners: set[Callable[[], None]] = set()
@@ -96,36 +100,20 @@ class WorkerGroup:
         return self._selector.fileno()
 
     @property
-    def processes(self) -> list[RankProcess]:
-        """The workers as multiprocessing has them; none of programs."""
-        return [one.process for one in self.workers if isinstance(one, FunctionWorker)]
-
-    @property
     def all_ended(self) -> bool:
         """No worker runs any more."""
         return not self.sentinels
 
     @property
     def failures(self) -> list[tuple[int, Outcome]]:
-        """Position and outcome of the ranks that failed by themselves, first one first."""
-        failed = [(at, one) for at, one in self.outcomes.items() if one.is_failure]
-        return sorted(failed, key=lambda entry: entry[1].when_ns)
-
-    @property
-    def settled(self) -> bool:
-        """Nothing more to wait for: all ended, or one failed."""
-        return self.all_ended or self._has_failed
-
-    @property
-    def is_being_stopped(self) -> bool:
-        """Somebody ends the workers, after a failure or because it was asked to."""
-        return self._stopped_ns is not None and not self.closed
+        """Index and outcome of the ranks that failed by themselves, the first in time first."""
+        return failures_in(self.outcomes)
 
     @property
     def reports_are_complete(self) -> bool:
         """No rank that failed is still writing its report."""
-        failed = [at for at in self.sentinels.values() if at in self.outcomes]
-        return not any(self.workers[at].is_writing for at in failed)
+        failed = [index for index in self.sentinels.values() if index in self.outcomes]
+        return not any(self.workers[index].is_writing for index in failed)
 
     def wait(self, condition: Callable[[], bool], deadline: float | None) -> bool:
         """Block until the condition holds or the (monotonic) deadline passes; say which.
@@ -176,12 +164,21 @@ class WorkerGroup:
         """
         with self._stopping:
             self.collect()
-            if self.closed or (self.all_ended and not self.failures):
+            if self.closed or (self.all_ended and not self.has_failed):
                 return
-            if self._stopped_ns is None:
-                self._stopped_ns = self._looked_ns = time.monotonic_ns()
+            self._note_stop()
             mark = self.mark if only_marked is None else only_marked
             stop_workers(self, grace, mark, interrupted=interrupted)
+
+    def kill(self) -> None:
+        """SIGKILL to the workers that run; whoever waits for their end does the rest."""
+        self._note_stop()
+        kill_workers(self)
+
+    def _note_stop(self) -> None:
+        """Whoever ends from here on is a victim."""
+        if self._stopped_ns is None:
+            self._stopped_ns = self._looked_ns = time.monotonic_ns()
 
     def close(self) -> None:
         """Let go of what running workers needed; what they left stays readable."""
@@ -189,11 +186,13 @@ class WorkerGroup:
             if self.closed:
                 return
             self.closed = True
-            self._last_lines = {at: self.workers[at].describe_output() for at, _ in self.failures}
+            self._last_lines = {
+                index: self.workers[index].describe_output() for index, _ in self.failures
+            }
             if self._selecting_thread in (None, threading.get_ident()):
                 self._close_descriptors()
             else:  # who selects is woken up, and closes them
-                os.write(self._failure_event.fileno(), (1).to_bytes(8, "little"))
+                self._failure_event.wake()
             self._changed.notify_all()
         self._tell_listeners()
         _running.discard(self)
@@ -255,61 +254,87 @@ class WorkerGroup:
 
     def _note(self, ready: list[int], now: int) -> None:
         for fd in ready:
-            at = self.sentinels.get(fd)
-            if at is not None:
+            index = self.sentinels.get(fd)
+            if index is not None:
                 self._selector.unregister(fd)
                 del self.sentinels[fd]
-                self._judge(at, self.workers[at].reap(), now)
-                self._take_remains(at)
+                self._note_outcome(index, self.workers[index].reap(), now)
+                self._reports[index] = self.workers[index].take_report()
+                self.workers[index].close()
         # A rank that only reported so far may have failed before one that already ended.
         if self._failure_event.fileno() in ready:
-            os.read(self._failure_event.fileno(), 8)
-            self._note_reports(now)
+            self._failure_event.clear()
+            for index in self.sentinels.values():
+                if index not in self.outcomes and self.workers[index].header().is_failure:
+                    self._note_outcome(index, None, now)
 
-    def _note_reports(self, now: int) -> None:
-        for at in self.sentinels.values():
-            if at not in self.outcomes and self.workers[at].header().is_failure:
-                self._judge(at, None, now)
+    def stacks(self) -> dict[int, str]:
+        """Rank to the Python stacks of all its threads, of the ranks that run."""
+        from rankspawn.workers.stacks import collect_stacks  # few groups are asked
 
-    def _take_remains(self, at: int) -> None:
-        self.remains[at] = self.workers[at].take_remains()
-        self.workers[at].close()
+        return collect_stacks(self)
 
     @contextmanager
-    def open_reports(self) -> Iterator[dict[int, int]]:
-        """Position to descriptor of the files in which running workers report.
+    def open_outcome_files(self) -> Iterator[dict[int, int]]:
+        """Index to descriptor of the files in which running workers report.
 
         Copies, because the end of a worker closes its file.
         """
         copies: dict[int, int] = {}
         try:
             with self._changed:
-                for at in self.sentinels.values():
-                    worker = self.workers[at]
-                    if isinstance(worker, FunctionWorker):
-                        copies[at] = os.dup(worker.report.fileno())
+                for index in self.sentinels.values():
+                    copy = self.workers[index].copy_outcome_file()
+                    if copy is not None:
+                        copies[index] = copy
             yield copies
         finally:
             for fd in copies.values():
                 os.close(fd)
 
-    def remains_of(self, at: int) -> Remains:
-        """What a rank left; also of one that reported, but could not be reaped."""
-        return self.remains.get(at) or self.workers[at].take_remains()
+    def has_ended(self, index: int) -> bool:
+        """The rank is gone, and its outcome and report are final."""
+        return index in self._reports
 
-    def output_of(self, at: int) -> str:
+    def report_of(self, index: int) -> TakenReport:
+        """What a rank said at its end; also of one that reported, but could not be reaped."""
+        return self._reports.get(index) or self.workers[index].take_report()
+
+    def last_lines(self, index: int) -> str:
         """A rank's last lines, for its error; also after the end of the group."""
-        return self._last_lines.get(at) or self.workers[at].describe_output()
+        return self._last_lines.get(index) or self.workers[index].describe_output()
 
-    def _judge(self, at: int, exit_code: int | None, now: int) -> None:
-        outcome = self.workers[at].judge(
-            exit_code,
-            seen_ns=now,
-            stopped_ns=self._stopped_ns,
-            evidence=describe_change(self._oom_before, read_counts()) if exit_code == -9 else None,
+    def state_of(self, index: int) -> str:
+        """One word for what a rank does, or how it ended; waits for nobody."""
+        state = "running"
+        if index not in self.outcomes and not self.closed:
+            # Without the lock, which somebody may hold who waits for a fork server, or whom a
+            # debugger has stopped. If the end is noted meanwhile, descriptors are closed, and
+            # their numbers may be somebody else's: then what is read here does not count.
+            with suppress(OSError, ValueError):
+                state = self.workers[index].state()
+        outcome = self.outcomes.get(index)
+        return state if outcome is None else _STATES.get(outcome.end, "failed")
+
+    def steps_of(self, index: int) -> bytes:
+        """What the rank said last with ``rankspawn.report``, as a record."""
+        with self._changed:
+            report = self._reports.get(index)
+            return self.workers[index].steps() if report is None else report.steps
+
+    def open_output(self, index: int) -> RankOutput | None:
+        """Where what the rank prints can be read; whoever asked for it closes it."""
+        return self.workers[index].open_output()
+
+    def _note_outcome(self, index: int, exit_code: int | None, now: int) -> None:
+        evidence = None
+        if exit_code == -signal.SIGKILL:
+            evidence = describe_oom_kills(self._oom_before, read_oom_counts())
+        outcome = self.workers[index].decide_outcome(
+            exit_code, seen_ns=now, stopped_ns=self._stopped_ns, evidence=evidence
         )
-        self.outcomes[at] = outcome
-        self._has_failed = self._has_failed or outcome.is_failure
+        self.outcomes[index] = outcome
+        self.has_failed = self.has_failed or outcome.is_failure
 
 
 def assemble(
@@ -331,21 +356,22 @@ def assemble(
     """
     close_forgotten()
     mark = new_mark()
-    before = Moment()
+    # Whatever happens to a worker happens later than this.
+    began_ns, oom_before = time.monotonic_ns(), read_oom_counts()
     closables: list[Closable] = [*resources]
     workers: list[Worker] = []
     try:
-        event = Owned(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        event = Waker()
         closables.append(event)
         # Before the first worker, so that there is no moment without it.
         closables.append(Guardian(mark, grace))
         start(mark, event, workers)
-        group = WorkerGroup(workers, mark, event, before, closables)
+        group = WorkerGroup(workers, mark, event, began_ns, oom_before, closables)
         _running.add(group)
     except BaseException:
         kill_started(workers)
-        for one in reversed(closables):
-            one.close()
+        for closable in reversed(closables):
+            closable.close()
         # Last, because it needs descriptors, and there may have been too few of them.
         kill_marked(mark)
         raise
@@ -356,24 +382,18 @@ def report_unseen_failures() -> None:
     """At exit, after multiprocessing waited for the workers: a failure must not go unheard."""
     for group in list(_running):
         group.collect()
-        for at, outcome in group.failures:
-            if _ended_with_us(group.workers[at], outcome):
-                continue
-            text = group.remains_of(at).text.rstrip() or f"exit code {outcome.exit_code}"
+        for index, outcome in group.failures:
+            if group.workers[index].is_daemonic and outcome.exit_code == -signal.SIGTERM:
+                continue  # no failure: multiprocessing has ended it
+            text = group.report_of(index).text.rstrip() or f"exit code {outcome.exit_code}"
             logger.error("rank %d failed, and nobody joined the group: %s", outcome.rank, text)
         group.close()
-
-
-def _ended_with_us(worker: Worker, outcome: Outcome) -> bool:
-    """No failure: at the exit of the parent, multiprocessing ends daemonic processes."""
-    daemonic = isinstance(worker, FunctionWorker) and worker.process.daemon
-    return daemonic and outcome.exit_code == -signal.SIGTERM
 
 
 def close_forgotten() -> None:
     """Let go of groups whose context was dropped, and whose workers have ended since."""
     for group in list(_running):
-        if group.supervisor is not None and group.supervisor() is None:
+        if group.owner is not None and group.owner() is None:
             group.collect()
             if group.all_ended:
                 group.close()

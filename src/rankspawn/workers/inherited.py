@@ -1,12 +1,23 @@
 """What a worker gets from its parent beside the payload. Runs in the worker.
 
-Descriptors that objects in the payload bring along (queues, pipes, shared tensors), where
-``detach()`` is what multiprocessing calls to take one over; and the job's mark.
+An executed worker has its environment, streams and mark from the system. One that was forked
+makes them its own here.
 """
 
 from __future__ import annotations
 
-# Runs in the worker: what came with it from the parent, in the order of the payload's places.
+import os
+import sys
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    # Variables as the system has them; None removes one.
+    EncodedChanges = Sequence[tuple[bytes, bytes | None]]
+
+# Descriptors that came with it from the parent, in the order of the payload's places.
 received: list[int] = []
 MARK_SIZE = 4096
 _carried: list[object] = []
@@ -15,14 +26,71 @@ _carried: list[object] = []
 def carry_mark(fd: int) -> None:
     """For a forked worker: map the file of that name for as long as it lives; see ``marker``."""
     import mmap
-    import os
 
     _carried.append(mmap.mmap(fd, MARK_SIZE, prot=mmap.PROT_READ))
     os.close(fd)  # the mapping keeps a copy
 
 
+def encode_changes(
+    changes: Mapping[str, str | None], encode: Callable[[str], bytes] = os.fsencode
+) -> EncodedChanges:
+    """The changes as a forked worker makes them.
+
+    Args:
+        changes: None removes a variable.
+        encode: For many workers one that remembers: most of their variables are the same.
+    """
+    return [
+        (encode(name), None if value is None else encode(value)) for name, value in changes.items()
+    ]
+
+
+def change_environment(changes: EncodedChanges) -> None:
+    """For a forked worker: set these variables; None removes one."""
+    variables: Any = os.environb
+    if type(os.environ) is not type(variables):  # the program put something else there
+        variables, changes = os.environ, _decode(changes)
+    for name, value in changes:
+        if value is None:
+            variables.pop(name, None)
+        else:
+            variables[name] = value
+
+
+def _decode(changes: EncodedChanges) -> Any:
+    return [(os.fsdecode(name), value and os.fsdecode(value)) for name, value in changes]
+
+
+def redirect_output(log: int | None = None) -> None:
+    """For a forked worker: send what it prints to its log, whoever prints it."""
+    if log is not None:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        # Whatever stood here wrote elsewhere, or holds text that the parent will print.
+        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - until the exit
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
+def take_terminal(*streams: int) -> None:
+    """For a forked worker that is debugged: read from and write to the parent's terminal.
+
+    Args:
+        streams: Its input, output and errors, if they have other numbers here.
+    """
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    # multiprocessing has put the null device here; and output may go through other objects.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - until the exit
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
 class SameFd:
-    """A descriptor that has the same number in the worker (start method spawn)."""
+    """A descriptor that has the same number in the worker (start method spawn).
+
+    ``detach()`` is what multiprocessing calls to take one over.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from rankspawn.descriptors import Owned, anonymous_file
 
@@ -10,6 +11,23 @@ from rankspawn.descriptors import Owned, anonymous_file
 TAIL_LINES = 20
 # Far more than a line has, as a rule; of longer ones fewer are shown.
 _BYTES_PER_LINE = 800
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where one worker's output goes; without a ``target`` to where this process's own goes.
+
+    Attributes:
+        target: What it writes to; needed until it was started.
+        path: Of its log, if it has one.
+        start: Where its output begins in its log; what is before is an earlier try's.
+        captured: The file that has its output, if that is kept without a log.
+    """
+
+    target: Owned | None = None
+    path: str | None = None
+    start: int = 0
+    captured: Owned | None = None
 
 
 def log_path(folder: str, rank: int) -> str:
@@ -45,6 +63,23 @@ def open_capture() -> tuple[Owned, Owned]:
         raise
 
 
+def open_output(rank: int, *, log_dir: str | None, keep: bool) -> Output:
+    """Where a rank's output goes: to its log, or without a folder to a file without a name.
+
+    Args:
+        rank: Whose output.
+        log_dir: The folder of logs.
+        keep: What is in the log stays.
+    """
+    if log_dir is None:
+        target, captured = open_capture()
+        return Output(target, captured=captured)
+    path = log_path(log_dir, rank)
+    log = open_log(path, keep=keep)
+    # An error shows the last lines of this try, not of the one before.
+    return Output(log, path, start=os.fstat(log.fileno()).st_size)
+
+
 def read_tail(path: str, *, start: int = 0, lines: int = TAIL_LINES) -> list[str]:
     """The last lines, as they look in the end; none if the file is empty or gone.
 
@@ -53,18 +88,31 @@ def read_tail(path: str, *, start: int = 0, lines: int = TAIL_LINES) -> list[str
         start: Where it began this time; what is before it belongs to others.
         lines: At most so many.
     """
-    try:
-        with open(path, "rb") as log:
-            end = log.seek(0, os.SEEK_END)
-            log.seek(max(start if start <= end else 0, end - lines * _BYTES_PER_LINE))
-            data = log.read()
-    except OSError:
+    data = read_end(path, start=start, most=lines * _BYTES_PER_LINE)
+    if not data:
         return []
     from rankspawn.workers.lines import LineAssembler  # on the way to an error only
 
     assembler = LineAssembler()
     found = [*assembler.feed(data), *assembler.finish()]
     return [line.decode("utf-8", "replace") for line in found[-lines:]]
+
+
+def read_end(path: str, *, start: int, most: int) -> bytes:
+    """The last bytes of a log, at most so many; none if the file is empty or gone.
+
+    Args:
+        path: Of the log.
+        start: Where it began this time, unless somebody has emptied it since.
+        most: The number of bytes.
+    """
+    try:
+        with open(path, "rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(start if start <= end else 0, end - most))
+            return log.read()
+    except OSError:
+        return b""
 
 
 def describe_tail(path: str, *, start: int = 0) -> str:

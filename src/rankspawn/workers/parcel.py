@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import BinaryIO
 
+# A machine word: every number in these files takes one.
 WORD = 8
 PAGE = 4096
 # A short pickle is read; mapping pays only above this.
@@ -69,7 +70,9 @@ def open_parcel(fd: int, table: int) -> tuple[bytes | memoryview, list[memoryvie
         return os.pread(fd, length, offset), []
     places = unpack_words(os.pread(fd, 2 * count * WORD, table + 3 * WORD))
     view = _map_privately(fd, table)
-    buffers = [view[at : at + size] for at, size in zip(places[::2], places[1::2], strict=True)]
+    buffers = [
+        view[start : start + size] for start, size in zip(places[::2], places[1::2], strict=True)
+    ]
     return view[offset : offset + length], buffers
 
 
@@ -108,4 +111,6 @@ def pack_words(words: list[int]) -> bytes:
 
 def unpack_words(data: bytes) -> list[int]:
     """What :func:`pack_words` packed."""
-    return [int.from_bytes(data[at : at + WORD], "little") for at in range(0, len(data), WORD)]
+    return [
+        int.from_bytes(data[start : start + WORD], "little") for start in range(0, len(data), WORD)
+    ]

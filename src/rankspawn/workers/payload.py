@@ -7,10 +7,13 @@ that a pipe end meant for rank 0 is not also open in rank 1, where it would hide
 
 from __future__ import annotations
 
+import ast
+import copyreg
+import io
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import context, reduction
@@ -18,13 +21,10 @@ from types import MethodDescriptorType, MethodType, ModuleType, WrapperDescripto
 from typing import Any
 
 from rankspawn.descriptors import Owned, anonymous_file
-from rankspawn.workers.by_value import holds
 from rankspawn.workers.culprit import find_culprit
 from rankspawn.workers.inherited import ReceivedFd, SameFd
-from rankspawn.workers.main_module import MainOrigin, find_main, names_defined_again
 from rankspawn.workers.parcel import open_parcel, write_parcel
-from rankspawn.workers.pickling import BY_REFERENCE, BY_VALUE, Rules, dump
-from rankspawn.workers.tensors import paddle_reducers, tensor_reducers
+from rankspawn.workers.pickling import BY_REFERENCE, BY_VALUE, Rules, dump, holds
 
 _ADVICE = (
     "Create it inside the function, leave it out with __getstate__, "
@@ -68,8 +68,8 @@ class Payload:
 
     def close(self) -> None:
         """Let go of the file; workers that were started have it open themselves."""
-        for one in (self.file, *self.duplicates):
-            one.close()
+        for file in (self.file, *self.duplicates):
+            file.close()
 
     def part_of(self, index: int) -> Part:
         """A worker's own arguments; table 0 where workers have none."""
@@ -97,8 +97,8 @@ def write_payload(
     task, end = _write_part(file, 0, tuple(names.values()), rules, names)
     rules.first_place = len(task.fds)
     own: list[Part] = []
-    for rank, extra in enumerate(rank_args or ()):
-        part, end = _write_part(file, end, extra, rules, {f"rank_args[{rank}]": extra})
+    for index, extra in enumerate(rank_args or ()):
+        part, end = _write_part(file, end, extra, rules, {f"rank_args[{index}]": extra})
         own.append(part)
     main = rules.main if rules.main_is_needed else None
     return Payload(file, end, task, tuple(own), main, inheritance.duplicates)
@@ -121,7 +121,7 @@ class Inheritance:
         self._duplicates: list[Owned] = []
         self._taken: set[int] = set()
         # multiprocessing calls DupFd(duplicate_for_child(fd)).
-        self.DupFd = ReceivedFd if by_place else SameFd
+        self.DupFd: type[ReceivedFd | SameFd] = ReceivedFd if by_place else SameFd
 
     def duplicate_for_child(self, fd: int) -> int:
         """Record a descriptor; what it returns goes into the pickle."""
@@ -151,6 +151,33 @@ class Inheritance:
         return tuple(self._duplicates)
 
 
+@dataclass(frozen=True, slots=True)
+class MainOrigin:
+    """How a worker gets at the main module: by dotted name (``python -m``) or by path.
+
+    Functions of a script go to the workers by reference, as with ``multiprocessing``: the worker
+    runs the script once more under the name ``__mp_main__``. That is not possible for a notebook,
+    a REPL, ``python -c`` or standard input, and it does not define what the script only defines
+    under its ``if __name__ == "__main__":``. Those go by value.
+    """
+
+    name: str | None
+    path: str
+
+
+def find_main() -> MainOrigin | None:
+    """The origin of this process's main module; None if it cannot be imported again."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    if main is None or not isinstance(path, str) or not os.path.isfile(path):
+        return None
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    # ``__main__.py`` of a package or folder has no guard as a rule, and so is never run again.
+    if name is None:
+        return MainOrigin(None, os.path.abspath(path)) if path.endswith((".py", ".pyw")) else None
+    return None if name.rpartition(".")[2] == "__main__" else MainOrigin(name, path)
+
+
 @dataclass
 class SendingRules(Rules):
     """What goes to a worker by reference: whatever the worker can import."""
@@ -167,15 +194,19 @@ class SendingRules(Rules):
         # What multiprocessing and torch registered for sharing with a starting process. Methods
         # and partials, which it registers as well, go without: pickle knows them by now, and
         # its way would have every worker import multiprocessing.
-        pickler: Any = reduction.ForkingPickler
-        registered: dict[type, Any] = pickler._extra_reducers
-        self.reducers = {
-            kind: reduce for kind, reduce in registered.items() if kind not in _PICKLE_KNOWS
+        pickler: Any = reduction.ForkingPickler(io.BytesIO())
+        self.reducers: dict[type, Any] = {
+            kind: reduce
+            for kind, reduce in pickler.dispatch_table.items()
+            if kind not in _PICKLE_KNOWS and copyreg.dispatch_table.get(kind) is not reduce
         }
-        self.reducers |= paddle_reducers(self.reducers)
         self.reducers[MethodType] = _reduce_method
-        if not self.inheritance.shares_tensors:
-            self.reducers |= tensor_reducers(self.reducers, shared_stay_shared=True)
+        if "torch" in sys.modules or "paddle" in sys.modules:
+            from rankspawn.workers.tensors import paddle_reducers, tensor_reducers
+
+            self.reducers |= paddle_reducers(self.reducers)
+            if not self.inheritance.shares_tensors:
+                self.reducers |= tensor_reducers(self.reducers, shared_stay_shared=True)
 
     def begin(self) -> None:
         """Called before each attempt."""
@@ -189,7 +220,7 @@ class SendingRules(Rules):
             while self._registered:
                 cloudpickle.unregister_pickle_by_value(self._registered.pop())
 
-    def verdict(self, obj: Any) -> str | None:
+    def choose_way(self, obj: Any) -> str | None:
         """By value for what a worker could not import; None for what it can."""
         name = str(getattr(obj, "__module__", None))
         qualname = getattr(obj, "__qualname__", "")  # a cache around a partial has none
@@ -199,7 +230,7 @@ class SendingRules(Rules):
         if module is None or not holds(module, qualname, obj):
             return BY_VALUE
         if name in ("__main__", "__mp_main__"):
-            return self._verdict_for_main(qualname)
+            return self._way_of_main(qualname)
         if self._is_registered(name):
             return BY_VALUE
         if self._worker_can_import(name):
@@ -207,7 +238,7 @@ class SendingRules(Rules):
         self._send_by_value(module)
         return BY_VALUE
 
-    def _verdict_for_main(self, qualname: str) -> str:
+    def _way_of_main(self, qualname: str) -> str:
         if self.main is None:
             return BY_VALUE
         if self._names_in_main is None:
@@ -229,7 +260,7 @@ class SendingRules(Rules):
         if cloudpickle is None:
             return False
         registered = cloudpickle.list_registry_pickle_by_value()
-        return any(name == one or name.startswith(f"{one}.") for one in registered)
+        return any(name == module or name.startswith(f"{module}.") for module in registered)
 
     def _send_by_value(self, module: ModuleType) -> None:
         import cloudpickle
@@ -278,6 +309,7 @@ def _find_spec(name: str, path: Sequence[str] | None) -> Any:
 def _write_part(
     file: Owned, offset: int, value: Any, rules: SendingRules, names: Mapping[str, Any]
 ) -> tuple[Part, int]:
+    # Of this thread alone: multiprocessing keeps it in a threading.local.
     before = context.get_spawning_popen()
     spawning: Any = rules.inheritance  # it has what is used of a Popen while pickling
     context.set_spawning_popen(spawning)
@@ -306,3 +338,57 @@ def _explain(error: Exception, names: Mapping[str, Any], rules: SendingRules) ->
                 f"{path} cannot be sent to a worker: {kind.__name__} object: {why}. {advice}"
             )
     return TypeError(f"func and its arguments cannot be sent to a worker: {error}")
+
+
+def names_defined_again(origin: MainOrigin) -> frozenset[str]:
+    """Names that a second run of the module binds to the same: nothing under its guard does."""
+    try:
+        with open(origin.path, "rb") as file:
+            source = file.read()
+        try:
+            tree = ast.parse(source)
+        except SystemError:  # CPython 3.11, when another thread parses at the same moment
+            tree = ast.parse(source)
+    except (OSError, SyntaxError, SystemError, ValueError):
+        return frozenset()
+    guarded = [
+        statement
+        for statement in tree.body
+        if isinstance(statement, ast.If) and _asks_for_name(statement.test)
+    ]
+    under_guard = {name for guard in guarded for name in _bound_names(guard.body)}
+    return frozenset(_bound_names(tree.body)) - under_guard
+
+
+def _bound_names(body: Iterable[ast.stmt]) -> Iterator[str]:
+    for statement in body:
+        match statement:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                yield name
+            case ast.AsyncFunctionDef(name=name):
+                yield name
+            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+                yield from ((alias.asname or alias.name).partition(".")[0] for alias in aliases)
+            case ast.If(test=test) if _asks_for_name(test):
+                yield from _bound_names(statement.orelse)
+            case _:
+                yield from _names_in_compound(statement)
+
+
+def _names_in_compound(statement: ast.stmt) -> Iterator[str]:
+    """Assignment targets, and what the blocks of if, for, with and try bind."""
+    for part in ast.iter_child_nodes(statement):
+        if isinstance(part, ast.ExceptHandler | ast.match_case):
+            yield from _bound_names(part.body)
+        elif isinstance(part, ast.stmt):
+            yield from _bound_names([part])
+        elif not isinstance(part, ast.Lambda):
+            yield from (
+                node.id
+                for node in ast.walk(part)
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+            )
+
+
+def _asks_for_name(test: ast.expr) -> bool:
+    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))

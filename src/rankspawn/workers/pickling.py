@@ -9,31 +9,30 @@ with cloudpickle: pickling only that part by value would break references shared
 from __future__ import annotations
 
 import copyreg
+import functools
 import sys
+from types import FunctionType
 
-try:
-    # Not from pickle, which takes a worker 1.5 ms to load.
-    from _pickle import Pickler as _PlainPickler
-    from _pickle import PicklingError
-    from _pickle import loads as loads  # for others
-except ImportError:  # an interpreter without the C accelerator
-    from pickle import Pickler as _PlainPickler
-    from pickle import PicklingError
-    from pickle import loads as loads
+from rankspawn.cpython import load_pickle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import pickle
     from collections.abc import Callable, Mapping
+    from types import ModuleType
     from typing import Any, BinaryIO, ClassVar
 
+_pickle = load_pickle()
+_PlainPickler: Any = _pickle.Pickler
+loads: Callable[..., Any] = _pickle.loads
 PROTOCOL = 5
 # What picklers raise for an object they cannot take. RecursionError: nested too deep.
-CANNOT_PICKLE = (PicklingError, TypeError, AttributeError, ValueError, RecursionError)
+CANNOT_PICKLE = (_pickle.PicklingError, TypeError, AttributeError, ValueError, RecursionError)
 # Smaller buffers are cheaper in the stream than in pages of their own.
 OUT_OF_BAND = 64 * 1024
 BY_REFERENCE = "by reference"
 BY_VALUE = "by value"
+_CachedFunction: Any = type(functools.cache(len))
 
 
 class ByValueNeeded(Exception):
@@ -47,8 +46,8 @@ class Rules:
     cannot be found by its name fails in the plain pickler, and then goes by value.
     """
 
-    # Asked about whatever pickle sends by name; a verdict of None leaves it to the pickler.
-    verdict: Callable[[Any], str | None] | None = None
+    # Asked about whatever pickle sends by name; None leaves it to the pickler.
+    choose_way: Callable[[Any], str | None] | None = None
     # Reducers beside copyreg's: multiprocessing's own, for what a starting process inherits.
     reducers: Mapping[type, Callable[[Any], Any]] | None = None
 
@@ -112,57 +111,132 @@ def _attempt(
     return left_out
 
 
-class _CheckingPickler(_PlainPickler):
+class _CheckingPickler(_PlainPickler):  # type: ignore[misc]  # of either module
     """Plain pickle that stops at the first thing which has to go by value."""
 
-    verdict: Callable[[Any], str | None]
+    choose_way: Callable[[Any], str | None]
     named: tuple[type, ...]
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, self.named) and self.verdict(obj) is BY_VALUE:
+        if isinstance(obj, self.named) and self.choose_way(obj) is BY_VALUE:
             raise ByValueNeeded
         return NotImplemented
 
 
 def _plain_pickler(stream: BinaryIO, buffer_callback: Any, rules: Rules) -> Any:
-    kind = _PlainPickler if rules.verdict is None else _CheckingPickler
+    kind = _PlainPickler if rules.choose_way is None else _CheckingPickler
     pickler: Any = kind(stream, PROTOCOL, buffer_callback=buffer_callback)
-    if rules.verdict is not None:
-        from rankspawn.workers.by_value import SENT_BY_NAME
-
-        pickler.verdict, pickler.named = rules.verdict, SENT_BY_NAME
+    if rules.choose_way is not None:
+        pickler.choose_way, pickler.named = rules.choose_way, _sent_by_name()
     if rules.reducers:
         pickler.dispatch_table = {**copyreg.dispatch_table, **rules.reducers}
     return pickler
 
 
 def _cloud_pickler(stream: BinaryIO, buffer_callback: Any, rules: Rules) -> Any:
-    from functools import cached_property
-
     import cloudpickle
 
-    from rankspawn.workers import by_value
+    sent_by_name, unknown = _sent_by_name(), _unknown_to_cloudpickle()
 
-    def verdict(obj: Any) -> str | None:
-        if rules.verdict is None or not isinstance(obj, by_value.SENT_BY_NAME):
+    def choose_way(obj: Any) -> str | None:
+        if rules.choose_way is None or not isinstance(obj, sent_by_name):
             return None
-        return rules.verdict(obj)
+        return rules.choose_way(obj)
 
     class CloudPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         # Of the class, because pickle reads it while the pickler is being made.
         dispatch_table: ClassVar[Any] = {
             **cloudpickle.Pickler.dispatch_table,
-            cached_property: by_value.reduce_cached_property,
+            functools.cached_property: _reduce_cached_property,
             **(rules.reducers or {}),
         }
 
         def reducer_override(self, obj: Any) -> Any:
-            how = verdict(obj)
+            how = choose_way(obj)
             if how is BY_REFERENCE:
                 return NotImplemented  # cloudpickle would send a script's functions by value
-            if isinstance(obj, by_value.UNKNOWN_TO_CLOUDPICKLE):
-                by_name = how is not BY_VALUE and by_value.is_found_by_name(obj)
-                return NotImplemented if by_name else by_value.reduce_by_value(obj)
+            if not isinstance(obj, (FunctionType, *unknown)):
+                return super().reducer_override(obj)
+            by_name = how is not BY_VALUE and _is_found_by_name(obj)
+            if not isinstance(obj, FunctionType):
+                return NotImplemented if by_name else _reduce_by_value(obj)
+            if not by_name:
+                obj = _with_readable_annotations(obj)
             return super().reducer_override(obj)
 
     return CloudPickler(stream, PROTOCOL, buffer_callback=buffer_callback)
+
+
+def _sent_by_name() -> tuple[type, ...]:
+    return (type, FunctionType, *_unknown_to_cloudpickle())
+
+
+def _unknown_to_cloudpickle() -> tuple[type, ...]:
+    """What pickle sends by name although it is no function or class: caches and ``NewType``.
+
+    cloudpickle sends only functions and classes by value. One of these that was typed into a
+    notebook would be looked up in a worker that has never heard of it.
+    """
+    # Not imported for this: whoever has a NewType has imported it.
+    typing: Any = sys.modules.get("typing")
+    return (_CachedFunction,) if typing is None else (_CachedFunction, typing.NewType)
+
+
+def _reduce_by_value(obj: Any) -> tuple[Any, ...]:
+    """How to make again what cloudpickle does not know; a cache starts empty."""
+    if isinstance(obj, _CachedFunction):
+        return _cache_again, (obj.__wrapped__, obj.cache_parameters())
+    return copyreg.__newobj__, (type(obj),), obj.__dict__  # type: ignore[attr-defined]
+
+
+def _reduce_cached_property(prop: functools.cached_property[Any]) -> tuple[Any, ...]:
+    """Without the lock that it has before Python 3.12."""
+    return _cached_property, (prop.func, prop.attrname)
+
+
+def _with_readable_annotations(func: FunctionType) -> FunctionType:
+    """The function, or a copy of it whose annotations are text.
+
+    cloudpickle sends the values of annotations. From Python 3.14 on they are only evaluated when
+    somebody asks, and then may name what exists for type checkers only.
+    """
+    try:
+        func.__annotations__  # noqa: B018 - whether that works is the question
+    except Exception:
+        import annotationlib  # type: ignore[import-not-found, unused-ignore]  # 3.14
+
+        copy = FunctionType(
+            func.__code__, func.__globals__, func.__name__, func.__defaults__, func.__closure__
+        )
+        for name in ("__module__", "__qualname__", "__doc__", "__kwdefaults__"):
+            setattr(copy, name, getattr(func, name))
+        copy.__dict__.update(func.__dict__)
+        copy.__annotations__ = annotationlib.get_annotations(
+            func, format=annotationlib.Format.STRING
+        )
+        return copy
+    return func
+
+
+def holds(module: ModuleType | None, qualname: str, obj: object) -> bool:
+    """True if looking up ``qualname`` in the module gives this very object."""
+    found: object = module
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+def _is_found_by_name(obj: Any) -> bool:
+    """Looking up its name gives this very object."""
+    module = sys.modules.get(str(getattr(obj, "__module__", None)))
+    return holds(module, getattr(obj, "__qualname__", ""), obj)
+
+
+def _cache_again(func: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    return functools.lru_cache(**parameters)(func)
+
+
+def _cached_property(func: Callable[..., Any], name: str | None) -> Any:
+    prop = functools.cached_property(func)
+    prop.attrname = name
+    return prop

@@ -1,23 +1,23 @@
-"""A started process: signalled and reaped through its pidfd.
-
-The sentinel is a pidfd. multiprocessing's own is a pipe whose other end the worker's children
-inherit, so it does not fire while one of them lives; and signals through a pidfd cannot hit a
-stranger who got the same process id.
-"""
+"""One process: what it is started with, and how it is signalled and reaped."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import resource
 import select
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+from rankspawn.cpython import interpreter_flags
 from rankspawn.descriptors import Owned
+from rankspawn.supervise.outcome import STATUS_LOST
 
-# What a process is said to have exited with if somebody else collected its status.
-STATUS_LOST = 255
+# The folder that holds this package: a worker finds it there whatever its own path says.
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 class WorkerPopen:
@@ -28,16 +28,20 @@ class WorkerPopen:
     ) -> None:
         self.pid = pid
         self.returncode: int | None = None
-        self.status_lost = False
+        self.status_lost: bool = False
         self._reaping = threading.Lock()
+        # multiprocessing's own sentinel is a pipe whose other end the worker's children inherit,
+        # so it does not fire while one of them lives. And a signal through a pidfd cannot hit a
+        # stranger who got the same process id.
         try:
             self._pidfd = Owned(_open_child(pid) if pidfd < 0 else pidfd)
         except (ProcessLookupError, ChildProcessError):
-            # It ended already, and the system or somebody else has collected its status.
+            # It ended already, and the system or somebody else has collected its status. An
+            # eventfd that is readable from the start stands for it in every selector.
             self._pidfd = Owned(os.eventfd(1, os.EFD_CLOEXEC))
             self.returncode, self.status_lost = STATUS_LOST, True
         self._collect_status = status or self._reap
-        self.sentinel = self._pidfd.fileno()
+        self.sentinel: int = self._pidfd.fileno()
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         """The exit code, minus the number for a signal; None while it runs."""
@@ -46,6 +50,7 @@ class WorkerPopen:
     def wait(self, timeout: float | None = None) -> int | None:
         """Wait for the end, and reap; None if the time ran out first."""
         if self.returncode is None and is_readable(self.sentinel, timeout):
+            # Two threads may have seen the end; a second waitpid would find no child, or another.
             with self._reaping:
                 if self.returncode is None:
                     self.returncode = self._collect()
@@ -90,6 +95,7 @@ def _open_child(pid: int) -> int:
     """A pidfd of a child of this process, not of a stranger who got its number meanwhile."""
     pidfd = os.pidfd_open(pid)
     try:
+        # Fails for whoever is no child of ours; WNOWAIT leaves the status to be reaped.
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except BaseException:
         os.close(pidfd)
@@ -118,3 +124,48 @@ def is_readable(fd: int, timeout: float | None) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(None if timeout is None else max(0.0, timeout) * 1000))
+
+
+def whole_environment(changes: Mapping[str, str | None], *, has_log: bool) -> dict[str, str]:
+    """This process's environment with the changes; None removes a variable."""
+    # What a killed worker printed last is what its log is read for.
+    unbuffered = {"PYTHONUNBUFFERED": "1"} if has_log else {}
+    merged = {**unbuffered, **os.environ, **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def command(module: str, arguments: Sequence[object]) -> list[str]:
+    """This interpreter, with this process's flags, running ``main()`` of the module."""
+    # Our folder comes first only for our own package, and the current one not at all: neither
+    # may stand before the standard library while the worker gets ready.
+    code = (
+        f"import sys; sys.path.insert(0, {_ROOT!r}); import rankspawn; "
+        f"sys.path[:] = filter(None, sys.path[1:]); from {module} import main; main()"
+    )
+    from multiprocessing import spawn  # programs are executed without it
+
+    # What multiprocessing.set_executable() was given counts, as it does for multiprocessing.
+    executable = spawn.get_executable() or sys.executable
+    return [os.fsdecode(executable), *interpreter_flags(), "-c", code, *map(str, arguments)]
+
+
+def explain_start_failure(
+    error: OSError, environ: Mapping[str, str], started: int, wanted: int
+) -> str:
+    """One sentence on a process that could not be started, and on the others."""
+    story = f"{started} of {wanted} workers had been started and were ended again."
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"{story} The limit of open files is {soft} (hard limit {hard}): see `ulimit -n`."
+    if error.errno == errno.EAGAIN:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        return f"{story} The limit of processes is {soft} (`ulimit -u`), or the container's."
+    if error.errno == errno.E2BIG:
+        name = max(environ, key=lambda key: len(environ[key]))
+        size = len(environ[name])
+        return (
+            f"{story} The environment is too large: its largest variable is {name}, {size} bytes."
+        )
+    if error.errno == errno.ENOMEM:
+        return f"{story} There is not enough memory for another process."
+    return story

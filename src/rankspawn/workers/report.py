@@ -18,11 +18,11 @@ Runs in the worker, and is imported before anything else: nothing heavy at the t
 
 from __future__ import annotations
 
-import _signal
 import os
 import sys
 import time
 
+from rankspawn.cpython import raw_signal
 from rankspawn.workers.parcel import PAGE, WORD, pack_words, write_parcel
 
 TYPE_CHECKING = False
@@ -42,7 +42,7 @@ STEPS_AT = 1024
 # Stacks are written far behind everything else; the file is sparse, so the gap costs nothing.
 STACKS_AT = 1 << 40
 # A real-time signal: programs use none of these, while SIGUSR1 and 2 mean preemption to many.
-STACKS_SIGNAL = getattr(_signal, "SIGRTMAX", 0) and _signal.SIGRTMAX - 2
+STACKS_SIGNAL = getattr(raw_signal, "SIGRTMAX", 0) and raw_signal.SIGRTMAX - 2
 _ONE = (1).to_bytes(8, "little")
 
 
@@ -61,7 +61,7 @@ class Report:
         self._end = PAGE
         self._failed_ns = 0
         # How this rank ended is on record, whatever else may be missing.
-        self.committed = False
+        self.committed: bool = False
         # Writes what rankspawn.report() has put off, as a worker reports only now and then.
         self.write_steps: Callable[[], None] | None = None
 

@@ -13,26 +13,28 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
 from rankspawn.workers import inherited
-from rankspawn.workers.child import (
-    change_environment,
-    load,
-    load_task,
-    redirect_output,
-    run_and_leave,
-    take_terminal,
-    work,
-)
-from rankspawn.workers.preloading import load_what_workers_need, preload
+from rankspawn.workers.child import Boot, load, load_task, run_and_leave, work
 from rankspawn.workers.report import Report
 
 # Larger than any packet of the protocol.
 PACKET = 1 << 16
 # The system passes at most 253 descriptors with one packet.
 MOST_FDS = 253
+_LONGEST_ERROR = 30_000
+# What a driver's context is reached through. A forked copy of one does not work.
+_ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/xpu", "/dev/davinci", "/dev/cambricon")
+# What a worker loads when it comes to need it, loaded once for all of them.
+_NEEDED_BY_WORKERS = (
+    *("_ctypes", "_pickle", "mmap"),
+    # For its report: a rank that fails shall not take time to find out how to say so.
+    *("ast", "traceback", "rankspawn.workers.exceptions", "rankspawn.workers.pickling"),
+)
 
 
 def main() -> None:
@@ -108,8 +110,9 @@ def _take_request(
             signal.set_wakeup_fd(-1)
             for fd in own_fds:
                 os.close(fd)
-            _run_worker(request["order"], fds, requests)
+            _run_worker(Boot.read(request["boot"], fds), requests)
         tickets[pid] = request["ticket"]
+        # Only this loop reaps, so the number is still the worker's own, even if that has ended.
         pidfd = os.pidfd_open(pid)
         _answer(requests, {"pid": pid, "error": None}, [pidfd])
         os.close(pidfd)
@@ -129,7 +132,7 @@ def _tell_statuses(requests: socket.socket, tickets: dict[int, int]) -> None:
             _answer(requests, {"ticket": ticket, "status": code})
 
 
-def _run_worker(order: list[int], fds: list[int], requests: socket.socket) -> NoReturn:
+def _run_worker(boot: Boot, requests: socket.socket) -> NoReturn:
     """Runs in the worker: become it, and leave without running the server's code again."""
 
     def body() -> int:
@@ -137,19 +140,16 @@ def _run_worker(order: list[int], fds: list[int], requests: socket.socket) -> No
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        rank, count, environ, *tables = order
-        # None, a log, or input, output and errors of a terminal.
-        streams = [fds.pop() for _ in range(count)][::-1]
-        outcome, event, payload, tracker, mark, *inherited.received[:] = fds
-        inherited.carry_mark(mark)
+        inherited.received[:] = boot.brought
+        inherited.carry_mark(*boot.mark)
         _leave_if_orphaned(requests)
         requests.close()
-        if count > 1:
-            take_terminal(*streams)
+        if len(boot.streams) > 1:
+            inherited.take_terminal(*boot.streams)
         else:
-            redirect_output(*streams)
-        report = Report(outcome, event)
-        return work(report, lambda: _become(rank, payload, environ, tracker, tables))
+            inherited.redirect_output(*boot.streams)
+        report = Report(boot.outcome_file, boot.failure_event)
+        return work(report, lambda: _become(boot))
 
     run_and_leave(body)
 
@@ -162,15 +162,87 @@ def _leave_if_orphaned(requests: socket.socket) -> None:
         os._exit(1)
 
 
-def _become(
-    rank: int, payload: int, environ: int, tracker: int, tables: list[int]
-) -> Callable[[], Any]:
-    change_environment(load(payload, environ))
-    setting, task, own = tables
-    return load_task(rank, payload, setting, task, own, tracker)
+def _become(boot: Boot) -> Callable[[], Any]:
+    inherited.change_environment(load(boot.payload, boot.environ))
+    return load_task(boot)
 
 
 def _answer(requests: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
     # If the parent is gone, the next read says so.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         socket.send_fds(requests, [json.dumps(message).encode()], fds or [])
+
+
+def load_what_workers_need() -> None:
+    """Our own part; an interpreter may lack some of it."""
+    for module in _NEEDED_BY_WORKERS:
+        with contextlib.suppress(ImportError):
+            import_module(module)
+
+
+def preload(modules: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Import the modules.
+
+    Returns:
+        The traceback of the first one that fails, if any, and warnings about the others.
+    """
+    warnings: list[str] = []
+    known = _obstacles()
+    for module in modules:
+        try:
+            import_module(module)
+        except BaseException:
+            import traceback
+
+            text = traceback.format_exc()[-_LONGEST_ERROR:]
+            return f"preload={module!r} failed in the fork server:\n{text}", warnings
+        found = _obstacles()
+        warnings += [
+            f"preload={module!r} {story}: workers are copies of the fork server, in which that "
+            "does not work. Leave this module out of preload, or have it start nothing when it "
+            "is imported."
+            for story in found - known
+        ]
+        known |= found
+    return None, warnings
+
+
+def _obstacles() -> set[str]:
+    """What this process has that does not survive a fork, in words."""
+    stories = {f"opened {device}" for device in _open_accelerators()}
+    python_threads = [
+        thread for thread in threading.enumerate() if thread is not threading.main_thread()
+    ]
+    stories.update(f"started the thread {thread.name!r}" for thread in python_threads)
+    if not python_threads and _foreign_threads():
+        stories.add("started threads that stay while this process forks")
+    return stories
+
+
+def _open_accelerators() -> set[str]:
+    paths = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            path = os.readlink(f"/proc/self/fd/{fd}")
+            if path.startswith(_ACCELERATORS):
+                paths.add(path)
+    return paths
+
+
+def _foreign_threads() -> bool:
+    """Threads of C code that do not make way for a fork.
+
+    OpenBLAS, for one, has threads, ends them before each fork and starts them anew when they are
+    needed; so a fork is tried, and those that are still there afterwards count.
+    """
+    if _count_threads() == 1:
+        return False
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return _count_threads() > 1
+
+
+def _count_threads() -> int:
+    return len(os.listdir("/proc/self/task"))

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-from rankspawn.workers.outcome import read_header
 from rankspawn.workers.report import STACKS_AT, STACKS_SIGNAL, STARTED
+from rankspawn.workers.worker import read_header
 
+TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.workers.group import WorkerGroup
 
@@ -33,16 +32,16 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
     """Rank to the stacks of all its threads, for the ranks that run."""
     asked: dict[int, tuple[int, int]] = {}
     stacks: dict[int, str] = {}
-    with group.open_reports() as files:
-        for at, fd in sorted(files.items()):
-            worker = group.workers[at]
+    with group.open_outcome_files() as files:
+        for index, fd in sorted(files.items()):
+            worker = group.workers[index]
             stacks[worker.rank] = NO_ANSWER
             if read_header(fd).stage >= STARTED and _has_handler(worker.popen.pid):
                 asked[worker.rank] = (fd, _size(fd))
                 worker.popen.send_signal(STACKS_SIGNAL)
-        asked_workers = [group.workers[at] for at in files]
+        asked_workers = [group.workers[index] for index in files]
         _wait_until_written(
-            asked, lambda: {one.rank for one in asked_workers if one.popen.poll() is None}
+            asked, lambda: {worker.rank for worker in asked_workers if worker.popen.poll() is None}
         )
         for rank, (fd, start) in asked.items():
             text = os.pread(fd, _size(fd) - start, start).decode("utf-8", "replace")
@@ -64,37 +63,6 @@ def without_our_frames(text: str) -> str:
         if not is_below:
             kept.append(line)
     return "".join(kept)
-
-
-def describe_stacks(stacks: Mapping[int, str]) -> str:
-    """All stacks, those first that differ from what most ranks do."""
-    # Threads beside the main one are anywhere, and count only if the main ones are all alike.
-    odd = _differing({rank: _place(_main_thread(text)) for rank, text in stacks.items()})
-    odd = odd or _differing({rank: _place(text) for rank, text in stacks.items()})
-    lines: list[str] = []
-    if odd:
-        names, others = ", ".join(str(rank) for rank in odd), len(stacks) - len(odd)
-        lines.append(f"rank {names} differs from the other {others}, look there first:")
-    for rank in sorted(stacks, key=lambda one: (one not in odd, one)):
-        lines.append(f"--- rank {rank} ---\n{stacks[rank].rstrip()}")
-    return "\n".join(lines)
-
-
-def _differing(places: Mapping[int, str]) -> list[int]:
-    """The ranks that are not where most are; none if most are not in one place."""
-    common, count = Counter(places.values()).most_common(1)[0] if places else ("", 0)
-    has_majority = count > len(places) / 2
-    return [rank for rank, place in places.items() if has_majority and place != common]
-
-
-def _main_thread(text: str) -> str:
-    """The last one: faulthandler begins with the youngest, and leaves a line empty between two."""
-    return text.rstrip().rpartition("\n\n")[2]
-
-
-def _place(text: str) -> str:
-    """The stack without what always differs: thread numbers."""
-    return "\n".join(line for line in text.splitlines() if line.lstrip().startswith("File "))
 
 
 def _has_handler(pid: int) -> bool:

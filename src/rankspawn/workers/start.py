@@ -1,46 +1,219 @@
-"""Starting the workers of a group, and ending them if one cannot be started."""
+"""Starting the workers of a group, all or none; and the start method ``spawn``.
+
+A launcher is made once for a group, and gives a process for each worker that is described to it::
+
+    spawn       a fresh interpreter, with its environment in place before it starts
+    fork        a copy of this process; nothing is pickled                        (forked.py)
+    forkserver  a copy of a clean server process with ``preload`` modules         (forkserver.py)
+"""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from multiprocessing import util
+from dataclasses import dataclass, field
+from multiprocessing import get_start_method, resource_tracker, util
+from multiprocessing import process as mp_process
+from typing import Any, Protocol
 
+from rankspawn.cpython import safe_path_for_tracker
 from rankspawn.descriptors import Owned, anonymous_file
-from rankspawn.warned import warn_caller
+from rankspawn.interrupts import sigint_let_through
+from rankspawn.supervise.context import RankProcess
+from rankspawn.workers.child import Boot, current_folder
 from rankspawn.workers.group import WorkerGroup, assemble, report_unseen_failures
-from rankspawn.workers.interrupts import sigint_let_through
-from rankspawn.workers.launchers import LAUNCHERS, Launcher
-from rankspawn.workers.limits import explain_start_failure
-from rankspawn.workers.logs import log_path, open_capture, open_log
+from rankspawn.workers.logs import Output, open_output
 from rankspawn.workers.marker import VARIABLE, variable_value
-from rankspawn.workers.orders import Order, Output, StartSettings, Task
 from rankspawn.workers.parcel import WORD, pack_words
-from rankspawn.workers.process import RankProcess
+from rankspawn.workers.payload import Inheritance, Payload, write_payload
+from rankspawn.workers.popen import (
+    WorkerPopen,
+    adopt_child,
+    command,
+    explain_start_failure,
+    whole_environment,
+)
 from rankspawn.workers.report import DEAF_TO_INTERRUPTS, HEADER_WORDS, LOOKED_AT
 from rankspawn.workers.worker import FunctionWorker, Worker
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.descriptors import Closable
-    from rankspawn.workers.popen import WorkerPopen
 
-_warned_about_threads: list[bool] = []
-
-
+# Held while multiprocessing's tracker is started, by one thread at a time.
+_tracking = threading.Lock()
 # The process that reports unseen failures at its exit; a forked one forgets what it was to do.
 _reporting_pid: int | None = None
 
 
-def _report_unseen_failures_at_exit() -> None:
-    global _reporting_pid  # noqa: PLW0603 - once per process
-    if _reporting_pid != os.getpid():
-        _reporting_pid = os.getpid()
-        # Priorities below 0 come after the wait for the workers.
-        util.Finalize(None, report_unseen_failures, exitpriority=-10)
+def _renew_lock() -> None:
+    """Runs in a forked child: a thread of the parent may have held the old lock."""
+    global _tracking  # noqa: PLW0603 - a lock cannot be reset, only replaced
+    _tracking = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What every worker calls: ``func(*args, *rank_args[index], **kwargs)``."""
+
+    func: Callable[..., Any]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    rank_args: Sequence[Sequence[Any]] | None = None
+
+    def bind(self, index: int) -> Callable[[], Any]:
+        """The call of the worker with this index, where nothing has to be sent."""
+        own = self.rank_args[index] if self.rank_args is not None else ()
+        return lambda: self.func(*self.args, *own, **self.kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class StartSettings:
+    """How the workers of a group are started."""
+
+    start_method: str = "spawn"
+    daemon: bool = False
+    preload: tuple[str, ...] = ()
+    log_dir: str | None = None
+    # Output goes to files without a name, for somebody to show it.
+    captures: bool = False
+    # Somebody looks at what workers say with rankspawn.report().
+    looked_at: bool = False
+    # The rank that gets this process's terminal.
+    debug_rank: int | None = None
+    # Tensors among the arguments are put into shared memory, as torch's own spawn does.
+    shares_tensors: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """What one worker is started with, and what to let go of if it is not."""
+
+    rank: int
+    index: int
+    changes: Mapping[str, str | None]
+    outcome_file: Owned
+    output: Output
+    process: RankProcess
+    # This rank reads and writes the terminal of the parent.
+    has_terminal: bool = False
+
+    def environment(self) -> dict[str, str]:
+        """All of its environment."""
+        return whole_environment(self.changes, has_log=self.output.target is not None)
+
+    def close(self) -> None:
+        """Let go of it, if the worker is not started."""
+        for file in (self.outcome_file, self.output.target, self.output.captured):
+            if file is not None:
+                file.close()
+
+
+class Launcher(Protocol):
+    """One way to start the workers of a group."""
+
+    def __init__(
+        self, task: Task, settings: StartSettings, failure_event: Owned, mark: str, /
+    ) -> None: ...
+
+    def launch(self, specs: Sequence[WorkerSpec], /) -> Generator[WorkerPopen, None, None]:
+        """Start one worker for each spec, in their order.
+
+        If one cannot be started, those are ended that were started and not yet given out.
+        """
+
+    def close(self) -> None:
+        """Let go of what was needed for the start."""
+
+
+class SpawnLauncher:
+    """A fresh interpreter, with its environment in place before it starts."""
+
+    by_place = False
+
+    def __init__(self, task: Task, settings: StartSettings, failure_event: Owned, _: str) -> None:
+        self._failure_event = failure_event.fileno()
+        self._payload = write_payload(
+            task.func,
+            task.args,
+            task.kwargs,
+            task.rank_args,
+            Inheritance(by_place=self.by_place, shares_tensors=settings.shares_tensors),
+        )
+        self._setting = self._payload.add(_setting_of_parent(self._payload, settings.daemon))
+        self._tracker = _tracker_fd()
+
+    def launch(self, specs: Sequence[WorkerSpec]) -> Generator[WorkerPopen, None, None]:
+        """Start one worker for each; see :class:`Launcher`."""
+        for spec in specs:
+            yield self._launch(spec)
+
+    def _launch(self, spec: WorkerSpec) -> WorkerPopen:
+        boot = self._boot_record(spec)
+        log = None if spec.output.target is None else spec.output.target.fileno()
+        child = subprocess.Popen(
+            command("rankspawn.workers.child", [f"rankspawn-worker-{spec.rank}", *boot.to_argv()]),
+            env=spec.environment(),
+            # The parent's input is not theirs to read.
+            stdin=None if spec.has_terminal else subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=boot.descriptors(),
+        )
+        # It is reaped through WorkerPopen; this keeps subprocess from waiting for it as well.
+        child.returncode = 0
+        return adopt_child(child.pid)
+
+    def _boot_record(
+        self,
+        spec: WorkerSpec,
+        *,
+        environ: int = 0,
+        mark: Sequence[int] = (),
+        streams: Sequence[int] = (),
+    ) -> Boot:
+        """What one worker is told; the options are for those that are not executed."""
+        own = self._payload.part_of(spec.index)
+        return Boot(
+            rank=spec.rank,
+            parent=os.getpid(),
+            setting=self._setting,
+            task=self._payload.task.table,
+            own=own.table,
+            environ=environ,
+            outcome_file=spec.outcome_file.fileno(),
+            failure_event=self._failure_event,
+            payload=self._payload.file.fileno(),
+            tracker=self._tracker,
+            mark=mark,
+            streams=streams,
+            brought=(*self._payload.task.fds, *own.fds),
+        )
+
+    def close(self) -> None:
+        """Let go of what was needed for the start."""
+        self._payload.close()
+
+
+def _launcher_class(start_method: str) -> type[Launcher]:
+    """The class of a start method; loaded when it is first used."""
+    if start_method == "fork":
+        from rankspawn.workers.forked import ForkLauncher
+
+        return ForkLauncher
+    if start_method == "forkserver":
+        from rankspawn.workers.forkserver import ForkserverLauncher
+
+        return ForkserverLauncher
+    return SpawnLauncher
 
 
 def start_group(
@@ -82,6 +255,7 @@ def start_group(
             is_restart=is_restart,
         )
 
+    # Before the start: a worker may fail, and this process leave, before anybody joins.
     _report_unseen_failures_at_exit()
     return assemble(start, grace=grace, resources=resources)
 
@@ -114,16 +288,17 @@ def start_workers(
         OSError: A process could not be started.
     """
     launcher: Launcher | None = None
-    waiting: deque[Order] = deque()
+    waiting: deque[WorkerSpec] = deque()
     environ: Mapping[str, str] = os.environ
     try:
         # Pickles what may be large, and may wait for a fork server that imports a framework.
+        make_launcher = _launcher_class(settings.start_method)
         with sigint_let_through():
-            launcher = LAUNCHERS[settings.start_method](task, settings, failure_event, mark)
+            launcher = make_launcher(task, settings, failure_event, mark)
         # Before the first start: what this process touches between two forks is copied.
         for index, changes in enumerate(environments):
             rank = first_rank + index
-            waiting.append(_make_order(settings, rank, index, changes, is_restart=is_restart))
+            waiting.append(_make_spec(settings, rank, index, changes, is_restart=is_restart))
         environ = waiting[-1].environment()
         with closing(launcher.launch(tuple(waiting))) as popens:
             for popen in popens:
@@ -132,73 +307,89 @@ def start_workers(
         error.add_note(explain_start_failure(error, environ, len(started), len(environments)))
         raise
     finally:
-        for order in waiting:
-            order.close()
+        for spec in waiting:
+            spec.close()
         if launcher is not None:
             launcher.close()
 
 
-def _make_order(
+def _make_spec(
     settings: StartSettings,
     rank: int,
     index: int,
     changes: Mapping[str, str | None],
     *,
     is_restart: bool,
-) -> Order:
-    outcome = Owned(anonymous_file("rankspawn-outcome"))
+) -> WorkerSpec:
+    outcome_file = Owned(anonymous_file("rankspawn-outcome"))
     if flags := _flags(settings, rank):
-        os.pwrite(outcome.fileno(), pack_words([flags]), HEADER_WORDS * WORD)
-    output = _open_output(settings, rank, keep=is_restart)
+        os.pwrite(outcome_file.fileno(), pack_words([flags]), HEADER_WORDS * WORD)
+    has_terminal = rank == settings.debug_rank
+    log_dir, captures = settings.log_dir, settings.captures
+    if has_terminal or (log_dir is None and not captures):
+        output = Output()  # to where this process's own goes
+    else:
+        output = open_output(rank, log_dir=log_dir, keep=is_restart)
     process = RankProcess(rank, settings.daemon)
-    return Order(rank, index, changes, outcome, output, process, rank == settings.debug_rank)
+    return WorkerSpec(rank, index, changes, outcome_file, output, process, has_terminal)
 
 
-def _adopt(order: Order, popen: WorkerPopen) -> FunctionWorker:
-    """The worker that was started for an order."""
-    order.process.has_started(popen)
-    if order.output.target is not None:
-        order.output.target.close()
+def _adopt(spec: WorkerSpec, popen: WorkerPopen) -> FunctionWorker:
+    """The worker that was started for an spec."""
+    spec.process.has_started(popen)
+    if spec.output.target is not None:
+        spec.output.target.close()
     return FunctionWorker(
-        order.rank,
-        f"rank {order.rank}",
+        spec.rank,
+        f"rank {spec.rank}",
         popen,
-        order.output.path,
-        order.process,
-        order.outcome,
-        order.output.captured,
-        order.output.start,
+        spec.output.path,
+        spec.process,
+        spec.outcome_file,
+        spec.output.captured,
+        spec.output.start,
     )
 
 
-def _open_output(settings: StartSettings, rank: int, *, keep: bool) -> Output:
-    if rank == settings.debug_rank:  # to the terminal
-        return Output()
-    if settings.log_dir is not None:
-        path = log_path(settings.log_dir, rank)
-        log = open_log(path, keep=keep)
-        return Output(log, path, start=os.fstat(log.fileno()).st_size)
-    if settings.captures:
-        target, captured = open_capture()
-        return Output(target, captured=captured)
-    return Output()
-
-
 def _flags(settings: StartSettings, rank: int) -> int:
-    """What one worker is told in its report."""
+    """What one worker is told in its outcome file."""
     is_bystander = settings.debug_rank not in (None, rank)
     looked_at = LOOKED_AT if settings.looked_at else 0
     return looked_at | (DEAF_TO_INTERRUPTS if is_bystander else 0)
 
 
-def warn_about_threads(settings: StartSettings) -> None:
-    """Say once, at the caller's line, that forking a program with threads may hang."""
-    others = [one for one in threading.enumerate() if one is not threading.current_thread()]
-    if settings.start_method == "fork" and others and not _warned_about_threads:
-        _warned_about_threads.append(True)
-        names = ", ".join(sorted(thread.name for thread in others)[:5])
-        warn_caller(
-            "start_method='fork' copies a process in which other threads run; a lock that one of "
-            f"them holds stays locked in the workers for ever. Threads: {names}",
-            RuntimeWarning,
-        )
+def _report_unseen_failures_at_exit() -> None:
+    global _reporting_pid  # noqa: PLW0603 - once per process
+    if _reporting_pid != os.getpid():
+        _reporting_pid = os.getpid()
+        # Priorities below 0 come after the wait for the workers.
+        util.Finalize(None, report_unseen_failures, exitpriority=-10)
+
+
+def _tracker_fd() -> int:
+    """Multiprocessing's resource tracker, which workers share with their parent."""
+    with _tracking, safe_path_for_tracker():
+        fd = resource_tracker.getfd()
+    assert fd is not None, "getfd() starts the tracker"
+    return fd
+
+
+def _setting_of_parent(payload: Payload, daemon: bool) -> dict[str, Any]:
+    """What ``child.prepare`` takes over in a worker."""
+    current = mp_process.current_process()
+    main = payload.main
+    folder = current_folder()
+    return {
+        "path": [entry or folder for entry in sys.path],
+        "argv": list(sys.argv),
+        "folder": folder,
+        "main": None if main is None else (main.name, main.path),
+        "multiprocessing": {
+            "name": "rank-{rank}",
+            "authkey": bytes(current.authkey),
+            "daemon": daemon,
+            "parent_pid": os.getpid(),
+            "parent_name": current.name,
+            "start_method": get_start_method(allow_none=True),
+        },
+    }

@@ -10,7 +10,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rankspawn.workers.marker import GONE_SECONDS, kill_marked
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rankspawn.workers.group import WorkerGroup
     from rankspawn.workers.worker import Worker
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # How long a rank may take to leave after its report, before it gets SIGTERM, too: its exit
 # handlers run now, but a thread or a handler that hangs must not hold the group.
@@ -50,15 +50,18 @@ def stop_workers(group: WorkerGroup, grace: float, mark: str, *, interrupted: bo
         if interrupted and _is_in_foreground():
             group.wait(lambda: group.all_ended, time.monotonic() + grace / 2)
         # Ranks that reported are on their way out by themselves, and may still save something.
-        leaving = [group.workers[at] for at in group.sentinels.values() if at in group.outcomes]
-        _terminate(one for one in _running(group) if one not in leaving)
+        leaving = [
+            group.workers[index] for index in group.sentinels.values() if index in group.outcomes
+        ]
+        # One SIGTERM to all before the wait: the grace period is shared, not one per rank.
+        _terminate(worker for worker in _running(group) if worker not in leaving)
         if not group.wait(lambda: group.all_ended or group.reports_are_complete, deadline):
-            _kill(one for one in _running(group) if one not in leaving)
+            _kill(worker for worker in _running(group) if worker not in leaving)
             group.wait(lambda: group.reports_are_complete, began + REPORT_SECONDS)
         group.wait(lambda: group.all_ended, min(deadline, time.monotonic() + LEAVE_SECONDS))
-        _terminate(one for one in _running(group) if one in leaving)
+        _terminate(worker for worker in _running(group) if worker in leaving)
         group.wait(lambda: group.all_ended, deadline)
-    finally:
+    finally:  # a second Ctrl-C raises in one of the waits above, which cuts the grace period short
         kill_now(group, mark)
 
 
@@ -88,7 +91,7 @@ def kill_now(group: WorkerGroup, mark: str) -> None:
     kill_workers(group)
     kill_marked(mark)
     if not group.wait(lambda: group.all_ended, time.monotonic() + GONE_SECONDS):
-        left = [f"{one.name} (pid {one.popen.pid})" for one in _running(group)]
+        left = [f"{worker.name} (pid {worker.popen.pid})" for worker in _running(group)]
         logger.error("%s cannot be reaped %.0f s after SIGKILL", ", ".join(left), GONE_SECONDS)
 
 
@@ -106,4 +109,16 @@ def _kill(workers: Iterable[Worker]) -> None:
 
 
 def _running(group: WorkerGroup) -> list[Worker]:
-    return [group.workers[at] for at in sorted(group.sentinels.values())]
+    return [group.workers[index] for index in sorted(group.sentinels.values())]
+
+
+def kill_started(started: Sequence[Worker]) -> None:
+    """End the workers of a start that failed half-way."""
+    for worker in started:
+        worker.popen.kill()
+    # Reaped only when all have been killed: their ends overlap.
+    for worker in started:
+        worker.popen.wait()
+        worker.popen.close()
+        worker.close()
+        worker.close_output()

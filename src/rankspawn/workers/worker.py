@@ -1,4 +1,4 @@
-"""One started worker: what it is called, and how its end is judged.
+"""One started worker: what it is called, what it reports, and how its outcome is decided.
 
 A worker that runs a function reports in a file before it ends. A program that is executed has
 its exit code, and nothing else.
@@ -6,29 +6,208 @@ its exit code, and nothing else.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
+from rankspawn.descriptors import Owned
+from rankspawn.supervise.outcome import STATUS_LOST, End, Outcome
 from rankspawn.workers.logs import describe_capture, describe_tail
-from rankspawn.workers.outcome import (
-    NO_REMAINS,
-    NO_REPORT,
-    Header,
-    Outcome,
-    Remains,
-    classify,
-    classify_program,
-    read_header,
-    take_remains,
+from rankspawn.workers.parcel import PAGE, WORD, open_parcel, unpack_words
+from rankspawn.workers.popen import WorkerPopen, is_readable
+from rankspawn.workers.report import (
+    EXITED,
+    FAILING,
+    HEADER_WORDS,
+    IN_FUNCTION,
+    RAISED,
+    RETURNED,
+    STARTED,
+    STEPS_AT,
 )
-from rankspawn.workers.popen import WorkerPopen
-from rankspawn.workers.report import FAILING, RAISED
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from typing import Any
 
-    from rankspawn.descriptors import Owned
-    from rankspawn.workers.process import RankProcess
+    from rankspawn.supervise.context import RankProcess
+    from rankspawn.supervise.group import RankOutput
+
+
+# What people are told of a rank that has not ended.
+_STAGES = {0: "starting", STARTED: "loading", IN_FUNCTION: "running"}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first numbers of an outcome file; all zero before the worker wrote any."""
+
+    stage: int
+    kind: int
+    when_ns: int
+    exit_code: int
+    table: int
+    text_offset: int
+    text_length: int
+    is_complete: int
+
+    @property
+    def is_failure(self) -> bool:
+        """The worker itself reported a failure."""
+        return self.kind in (RAISED, EXITED, FAILING)
+
+    @property
+    def state(self) -> str:
+        """One word for what the worker does, or how it says it ended."""
+        if self.kind:
+            return "done" if self.kind == RETURNED else "failed"
+        return _STAGES.get(self.stage, "running")
+
+
+# Of a program, and of a worker that wrote nothing yet.
+NO_REPORT = Header(0, 0, 0, 0, 0, 0, 0, 0)
+
+
+def read_header(fd: int) -> Header:
+    """The report so far."""
+    # One read, while the worker may be writing: it writes `kind` last, so that a header with one
+    # has all that belongs to it. The file is shorter before the first write reached its end.
+    numbers = unpack_words(os.pread(fd, HEADER_WORDS * WORD, 0))
+    return Header(*numbers, *[0] * (HEADER_WORDS - len(numbers)))
+
+
+def classify(
+    rank: int,
+    pid: int,
+    header: Header,
+    exit_code: int | None,
+    *,
+    seen_ns: int,
+    stopped_ns: int | None,
+    evidence: str | None = None,
+) -> Outcome:
+    """How a rank ended, as the table in ``docs/reference.md`` has it.
+
+    Args:
+        rank: Whose outcome.
+        pid: Of which process.
+        header: Its report.
+        exit_code: None if it is not known: it still runs, or somebody else collected it.
+        seen_ns: When its end was noticed, for those who could not report one.
+        stopped_ns: When we began to stop it, if we did before its end was noticed.
+        evidence: What the system knows about a death by SIGKILL.
+    """
+    when = header.when_ns if header.kind else seen_ns
+    victim = stopped_ns is not None and when >= stopped_ns
+    returned = header.kind == RETURNED
+    if returned and (exit_code in (0, None) or stopped_ns is not None):
+        end = End.RETURNED
+    elif victim:
+        end = End.STOPPED
+    elif header.kind == FAILING and evidence is not None:
+        end = End.DIED  # of the same cause, as a rule: out of memory
+    elif header.kind in (RAISED, FAILING):
+        end = End.RAISED
+    elif header.kind == EXITED:
+        end = End.EXITED
+    else:
+        end = End.DIED
+    # What the worker reported counts; the process may have been stopped on its way out.
+    if end is End.DIED and exit_code is None:
+        code = STATUS_LOST
+    else:
+        reported = header.is_failure and end is not End.DIED
+        code = header.exit_code if reported or exit_code is None else exit_code
+    reached = header.stage >= IN_FUNCTION
+    return Outcome(rank, pid, end, code, when, reached, returned, evidence)
+
+
+def classify_program(
+    rank: int,
+    pid: int,
+    exit_code: int | None,
+    *,
+    seen_ns: int,
+    stopped_ns: int | None,
+    evidence: str | None = None,
+) -> Outcome:
+    """How a program ended, which its exit code alone says; see :func:`classify`."""
+    code = STATUS_LOST if exit_code is None else exit_code
+    if stopped_ns is not None and seen_ns >= stopped_ns:
+        end = End.STOPPED
+    else:
+        end = End.RETURNED if code == 0 else End.DIED
+    return Outcome(rank, pid, end, code, seen_ns, reached_function=True, evidence=evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenReport:
+    """A worker's report, taken out of its file so that the file can be closed.
+
+    Nothing is unpickled before somebody asks: that runs code of users' classes, and may fail.
+
+    Attributes:
+        text: The traceback, or what was given to ``sys.exit``.
+        pickled: The result, or what is known of the exception; None if there is nothing.
+        steps: What was said last with ``rankspawn.report``, as a record; see ``steps.py``.
+    """
+
+    text: str
+    pickled: tuple[bytes | memoryview, list[memoryview]] | None
+    steps: bytes = b""
+
+    def result(self) -> Any:
+        """The returned value; raises whatever unpickling raises."""
+        return self._load()
+
+    def exception(self) -> BaseException:
+        """The exception, or the nearest thing to it."""
+        if self.pickled is None:
+            return RuntimeError(self.text)
+        from rankspawn.workers.exceptions import unpack
+
+        return unpack(self._load())
+
+    def _load(self) -> Any:
+        if self.pickled is None:
+            return None
+        import pickle  # programs leave nothing to unpickle
+
+        stream, buffers = self.pickled
+        return pickle.loads(stream, buffers=buffers)
+
+
+EMPTY_REPORT = TakenReport("", None)
+_UNWRITTEN = "an exception, but the process ended, or had to be ended, before it wrote which one\n"
+
+
+def take_report(fd: int) -> TakenReport:
+    """Read the traceback (or the text given to ``sys.exit``), and map what was pickled."""
+    header = read_header(fd)
+    if header.kind == FAILING:
+        return TakenReport(_UNWRITTEN, None, read_steps(fd))
+    text = bytearray()
+    while header.kind and len(text) < header.text_length:
+        chunk = os.pread(fd, header.text_length - len(text), header.text_offset + len(text))
+        if not chunk:
+            break
+        text += chunk
+    told = text.decode("utf-8", "replace")
+    if header.kind == RAISED:
+        from rankspawn.workers.exceptions import with_lines_of_cells
+
+        told = with_lines_of_cells(told)
+    return TakenReport(
+        told,
+        open_parcel(fd, header.table) if header.kind and header.table else None,
+        read_steps(fd),
+    )
+
+
+def read_steps(fd: int) -> bytes:
+    """What the worker said last with ``rankspawn.report``; empty if nothing."""
+    record = os.pread(fd, PAGE - STEPS_AT, STEPS_AT)
+    # Its serial number comes first; without a record there are zeros, of which nobody needs 3 KB.
+    return record if any(record[:WORD]) else b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +240,18 @@ class Worker:
         header = self.header()
         return header.kind == FAILING or (header.kind == RAISED and not header.is_complete)
 
+    def state(self) -> str:
+        """One word for what it does, without waiting: ``exited`` if it is gone."""
+        state = self.header().state
+        has_ended = state in ("done", "failed")
+        return state if has_ended or not is_readable(self.popen.sentinel, 0) else "exited"
+
     def reap(self) -> int | None:
         """Its exit code, once it ended; None if somebody else collected that."""
         code = self.popen.wait()
         return None if self.popen.status_lost else code
 
-    def judge(
+    def decide_outcome(
         self,
         exit_code: int | None,
         *,
@@ -74,7 +259,7 @@ class Worker:
         stopped_ns: int | None,
         evidence: str | None,
     ) -> Outcome:
-        """What became of it; see :func:`rankspawn.workers.outcome.classify`."""
+        """What became of it; see :func:`classify`."""
         return classify_program(
             self.rank,
             self.popen.pid,
@@ -84,9 +269,26 @@ class Worker:
             evidence=evidence,
         )
 
-    def take_remains(self) -> Remains:
-        """What it left; may be called again as long as it is not closed."""
-        return NO_REMAINS
+    def take_report(self) -> TakenReport:
+        """What it said at its end; may be called again as long as it is not closed."""
+        return EMPTY_REPORT
+
+    @property
+    def is_daemonic(self) -> bool:
+        """Multiprocessing ends it at the exit of this process."""
+        return False
+
+    def copy_outcome_file(self) -> int | None:
+        """A descriptor of its own of the file in which it reports; None if there is none."""
+        return None
+
+    def steps(self) -> bytes:
+        """What it said last with ``rankspawn.report``, as a record."""
+        return b""
+
+    def open_output(self) -> RankOutput | None:
+        """Where what it prints can be read, after the end of the group, too."""
+        return None
 
     def close(self) -> None:
         """Let go of its report."""
@@ -101,13 +303,13 @@ class FunctionWorker(Worker):
 
     Attributes:
         process: The same process, as multiprocessing has it.
-        report: The file in which it reports.
+        outcome_file: The file in which it reports.
         captured: The file that has its output, if that is kept without a log.
         log_start: Where its output begins in its log; what is before is an earlier try's.
     """
 
     process: RankProcess
-    report: Owned
+    outcome_file: Owned
     captured: Owned | None = None
     log_start: int = 0
 
@@ -119,14 +321,41 @@ class FunctionWorker(Worker):
 
     def header(self) -> Header:
         """Its report so far."""
-        return read_header(self.report.fileno())
+        return read_header(self.outcome_file.fileno())
+
+    @property
+    def is_daemonic(self) -> bool:
+        """Multiprocessing ends it at the exit of this process."""
+        return self.process.daemon
+
+    def copy_outcome_file(self) -> int:
+        """A descriptor of its own of the file in which it reports."""
+        return os.dup(self.outcome_file.fileno())
+
+    def steps(self) -> bytes:
+        """What it said last with ``rankspawn.report``, as a record."""
+        return read_steps(self.outcome_file.fileno())
+
+    def open_output(self) -> RankOutput | None:
+        """Where what it prints can be read, after the end of the group, too."""
+        from rankspawn.supervise.group import RankOutput  # with a view only
+
+        if self.captured is not None:
+            return RankOutput(Owned(os.dup(self.captured.fileno())), is_captured=True)
+        if self.log is None:  # it has the terminal
+            return None
+        try:
+            file = Owned(os.open(self.log, os.O_RDONLY | os.O_CLOEXEC))
+        except FileNotFoundError:  # somebody removed it already
+            return None
+        return RankOutput(file, self.log_start)
 
     def reap(self) -> int | None:
         """Its exit code; multiprocessing takes it off its list of children."""
         self.process.join()
         return None if self.popen.status_lost else self.process.exitcode
 
-    def judge(
+    def decide_outcome(
         self,
         exit_code: int | None,
         *,
@@ -145,26 +374,15 @@ class FunctionWorker(Worker):
             evidence=evidence,
         )
 
-    def take_remains(self) -> Remains:
+    def take_report(self) -> TakenReport:
         """Its result or its traceback."""
-        return take_remains(self.report.fileno())
+        return take_report(self.outcome_file.fileno())
 
     def close(self) -> None:
         """Let go of its report."""
-        self.report.close()
+        self.outcome_file.close()
 
     def close_output(self) -> None:
         """Let go of what it printed."""
         if self.captured is not None:
             self.captured.close()
-
-
-def kill_started(started: Sequence[Worker]) -> None:
-    """End the workers of a start that failed half-way."""
-    for worker in started:
-        worker.popen.kill()
-    for worker in started:
-        worker.popen.wait()
-        worker.popen.close()
-        worker.close()
-        worker.close_output()

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,12 +23,12 @@ class Etcd:
     def __init__(self, folder: Path, ports: tuple[int, ...]) -> None:
         half = len(ports) // 2
         self.client_ports, peer_ports = ports[:half], ports[half:]
-        cluster = ",".join(f"m{at}={_url(port)}" for at, port in enumerate(peer_ports))
+        cluster = ",".join(f"m{index}={_url(port)}" for index, port in enumerate(peer_ports))
         self.members = [
             subprocess.Popen(
                 [
                     "etcd",
-                    *("--name", f"m{at}", "--data-dir", str(folder / str(at))),
+                    *("--name", f"m{index}", "--data-dir", str(folder / str(index))),
                     *("--listen-client-urls", _url(client)),
                     *("--advertise-client-urls", _url(client)),
                     *("--listen-peer-urls", _url(peer)),
@@ -40,7 +41,7 @@ class Etcd:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
             )
-            for at, (client, peer) in enumerate(zip(self.client_ports, peer_ports, strict=True))
+            for index, (client, peer) in enumerate(zip(self.client_ports, peer_ports, strict=True))
         ]
 
     @property
@@ -90,7 +91,7 @@ def running_etcd(folder: Path, count: int) -> Iterator[Etcd]:
     """A cluster of this many members; skips the test where etcd is not installed."""
     if why_no_etcd():
         pytest.skip(why_no_etcd())
-    with HeldPorts(2 * count) as held:
+    with closing(HeldPorts(2 * count)) as held:
         etcd = Etcd(folder, held.ports)
         try:
             etcd.wait_until_up()

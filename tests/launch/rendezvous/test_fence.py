@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankspawn.launch.rendezvous.fence import Fence, FenceError
-from rankspawn.launch.rendezvous.lease_times import now
+from rankspawn.launch.rendezvous.fence import Fence, FenceError, now
 from rankspawn.workers.marker import VARIABLE, new_mark
 from tests.jobs import DEADLOCK
 from tests.launch.members import is_alive, wait_gone
@@ -22,7 +21,7 @@ from tests.launch.members import is_alive, wait_gone
 LAUNCHER = """
 import os, subprocess, sys, time
 from rankspawn.launch.rendezvous.fence import Fence
-from rankspawn.launch.rendezvous.lease_times import now
+from rankspawn.launch.rendezvous.fence import now
 from rankspawn.workers.marker import VARIABLE, new_mark
 
 marks = [new_mark(), new_mark()]
@@ -30,7 +29,7 @@ fence = Fence()
 fence.extend(now() + float(sys.argv[1]))
 fence.guard(marks[0])
 workers = [subprocess.Popen(["sleep", "1000"], env={VARIABLE: mark}) for mark in marks]
-print(*[worker.pid for worker in workers], fence.pid, flush=True)
+print(*[worker.pid for worker in workers], fence._process.pid, flush=True)
 time.sleep(1000)
 """
 
@@ -98,7 +97,7 @@ def test_ends_at_once_when_it_guards_nobody(mark: str) -> None:
     fence.extend(now() + DEADLOCK)
     fence.guard(mark)
     fence.release(mark)
-    pid = fence.pid
+    pid = fence._process.pid
     fence.close()
     assert wait_gone(pid)
     with pytest.raises(FenceError):
@@ -111,7 +110,7 @@ def test_does_not_hear_the_signals_of_a_terminal(
     fence.extend(now() + DEADLOCK)
     fence.guard(mark)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        os.kill(fence.pid, number)
+        os.kill(fence._process.pid, number)
     fence.extend(now())
     assert worker.wait(DEADLOCK) == -signal.SIGKILL
 

@@ -19,9 +19,9 @@ import pytest
 
 from rankspawn.launch.rendezvous import wire
 from rankspawn.launch.rendezvous.client import MasterStore
+from rankspawn.launch.rendezvous.connections import LONGEST_REQUEST
 from rankspawn.launch.rendezvous.keyvalues import Limits
-from rankspawn.launch.rendezvous.master import Master, Patience
-from rankspawn.launch.rendezvous.peers import LONGEST_REQUEST
+from rankspawn.launch.rendezvous.master import ConnectionLimits, Master
 from rankspawn.launch.rendezvous.store import StoreRefusedError, StoreUnreachableError
 from tests.jobs import DEADLOCK
 
@@ -36,9 +36,9 @@ def master() -> Iterator[Master]:
 
 @contextlib.contextmanager
 def closing_master(
-    patience: Patience | None = None, limits: Limits | None = None
+    connection_limits: ConnectionLimits | None = None, limits: Limits | None = None
 ) -> Iterator[Master]:
-    master = Master("127.0.0.1", 0, KEY, patience=patience, limits=limits)
+    master = Master("127.0.0.1", 0, KEY, connection_limits=connection_limits, limits=limits)
     try:
         yield master
     finally:
@@ -62,6 +62,11 @@ def closing_store(master: Master, key: bytes = KEY) -> Iterator[MasterStore]:
 
 def connect(master: Master) -> socket.socket:
     return socket.create_connection((master.host, master.port), timeout=DEADLOCK)
+
+
+def connections(master: Master) -> tuple[int, int]:
+    """How many clients there are, and how many strangers."""
+    return len(master._connections) - len(master._strangers), len(master._strangers)
 
 
 def read_all(sock: socket.socket) -> bytes:
@@ -171,7 +176,10 @@ class TestStrangers:
         assert entry.value == "new"
 
     def test_who_say_nothing_have_to_go(self) -> None:
-        with closing_master(Patience(proof_seconds=0.2)) as master, closing_store(master) as store:
+        with (
+            closing_master(ConnectionLimits(proof_seconds=0.2)) as master,
+            closing_store(master) as store,
+        ):
             silent = [connect(master) for _ in range(5)]
             for sock in silent:
                 assert len(read_all(sock)) == wire.GREETING_SIZE
@@ -179,11 +187,11 @@ class TestStrangers:
             assert store.put("a", "1")
 
     def test_make_room_for_others(self) -> None:
-        patience = Patience(strangers=8, proof_seconds=DEADLOCK)
-        with closing_master(patience) as master, closing_store(master) as store:
+        connection_limits = ConnectionLimits(strangers=8, proof_seconds=DEADLOCK)
+        with closing_master(connection_limits) as master, closing_store(master) as store:
             strangers = [connect(master) for _ in range(50)]
             assert store.put("a", "1")
-            assert master.connections[1] <= 8
+            assert connections(master)[1] <= 8
             for sock in strangers:
                 sock.close()
 
@@ -203,9 +211,9 @@ def test_ten_thousand_connections_do_not_stop_the_others(master: Master) -> None
         assert asked > 10
         with closing_store(master) as new:
             assert new.get("a") is not None
-        clients, strangers = master.connections
+        clients, strangers = connections(master)
         assert clients <= 2
-        assert strangers <= Patience().strangers
+        assert strangers <= ConnectionLimits().strangers
 
 
 def open_many(master: Master, count: int) -> None:
@@ -265,8 +273,8 @@ class TestTrusted:
         assert store.get("a") is not None
 
     def test_all_together_take_no_more_than_the_limit(self) -> None:
-        patience = Patience(buffered_bytes=1 << 20)
-        with closing_master(patience) as master, closing_store(master) as store:
+        connection_limits = ConnectionLimits(buffered_bytes=1 << 20)
+        with closing_master(connection_limits) as master, closing_store(master) as store:
             clients = [Client(master) for _ in range(4)]
             for client in clients:
                 # The beginning of a long message, whose end never comes.
@@ -322,7 +330,7 @@ def test_closing_ends_the_calls_of_clients(master: Master) -> None:
     failures: list[BaseException] = []
     waiting = threading.Thread(target=wait_for_changes, args=(store, revision, failures))
     waiting.start()
-    while master.connections[0] < 2:
+    while connections(master)[0] < 2:
         select.select([], [], [], 0.01)
     master.close()
     waiting.join(DEADLOCK)

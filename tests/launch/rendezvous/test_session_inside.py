@@ -8,26 +8,25 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rankspawn.launch.rendezvous.decisions import (
-    Decision,
-    JobOver,
-    StartWorkers,
-    StopWorkers,
-    Waiting,
-)
-from rankspawn.launch.rendezvous.job_state import Policy
-from rankspawn.launch.rendezvous.opening import Opened
-from rankspawn.launch.rendezvous.session import Session
+from rankspawn.launch.rendezvous.job_state import JobTerms
+from rankspawn.launch.rendezvous.session import SharedSession
 from rankspawn.launch.rendezvous.store import (
     StoreError,
     StoreRefusedError,
     StoreUnreachableError,
 )
-from rankspawn.workers.marker import new_mark
+from rankspawn.launch.rendezvous.stores import OpenStore
+from rankspawn.launch.session import (
+    Instruction,
+    JobOver,
+    StartWorkers,
+    StopWorkers,
+    Waiting,
+)
 from tests.jobs import DEADLOCK
 from tests.launch.rendezvous.fakes import FakeStore
 
-ALONE = Policy(1, 1, lease_seconds=20.0)
+ALONE = JobTerms(1, 1, lease_seconds=20.0)
 
 
 @pytest.fixture
@@ -35,16 +34,16 @@ def store() -> FakeStore:
     return FakeStore()
 
 
-Open = Callable[..., Session]
+Open = Callable[..., SharedSession]
 
 
 @pytest.fixture
 def join(store: FakeStore) -> Iterator[Open]:
-    sessions: list[Session] = []
+    sessions: list[SharedSession] = []
 
-    def join(policy: Policy = ALONE, ports: tuple[int, ...] = (6070,)) -> Session:
-        opened = Opened(store, "fake", "127.0.0.1")
-        sessions.append(Session(opened, job_id="job", policy=policy, ports=ports))
+    def join(terms: JobTerms = ALONE, ports: tuple[int, ...] = (6070,)) -> SharedSession:
+        opened = OpenStore(store, "fake", "127.0.0.1")
+        sessions.append(SharedSession(opened, job_id="job", terms=terms, ports=ports))
         return sessions[-1]
 
     yield join
@@ -52,33 +51,33 @@ def join(store: FakeStore) -> Iterator[Open]:
         session.close(wait=False)
 
 
-def wait_for(session: Session, kind: type[Decision]) -> Decision:
-    """The next decision of this kind; those before it are passed over."""
+def wait_for(session: SharedSession, kind: type[Instruction]) -> Instruction:
+    """The next instruction of this kind; those before it are passed over."""
     deadline = time.monotonic() + DEADLOCK
-    seen: list[Decision] = []
+    seen: list[Instruction] = []
     while True:
         left = max(0.0, deadline - time.monotonic())
         assert select.select([session.fileno()], [], [], left)[0], f"no {kind}, only {seen}"
         # Not all at once: what comes after the wanted one is for the next question.
         taken = session.take()
-        for at, one in enumerate(taken):
-            seen.append(one)
-            if isinstance(one, kind):
-                for later in taken[at + 1 :]:
+        for index, instruction in enumerate(taken):
+            seen.append(instruction)
+            if isinstance(instruction, kind):
+                for later in taken[index + 1 :]:
                     session._outbox.put(later)
-                return one
+                return instruction
 
 
-def start(session: Session) -> StartWorkers:
-    decision = wait_for(session, StartWorkers)
-    assert isinstance(decision, StartWorkers)
-    return decision
+def start(session: SharedSession) -> StartWorkers:
+    instruction = wait_for(session, StartWorkers)
+    assert isinstance(instruction, StartWorkers)
+    return instruction
 
 
-def over(session: Session) -> JobOver:
-    decision = wait_for(session, JobOver)
-    assert isinstance(decision, JobOver)
-    return decision
+def over(session: SharedSession) -> JobOver:
+    instruction = wait_for(session, JobOver)
+    assert isinstance(instruction, JobOver)
+    return instruction
 
 
 def test_nothing_is_left_in_the_store(join: Open, store: FakeStore) -> None:
@@ -106,14 +105,14 @@ def test_it_can_leave_before_it_has_found_the_store(join: Open, store: FakeStore
 
 
 def test_it_can_leave_a_job_that_has_not_begun(join: Open) -> None:
-    session = join(Policy(2, 2))
+    session = join(JobTerms(2, 2))
     wait_for(session, Waiting)
     session.leave("Ctrl-C", exit_code=130)
     assert over(session).result.exit_code == 130
 
 
 def test_it_leaves_also_if_nobody_takes_notice(join: Open, store: FakeStore) -> None:
-    session = join(Policy(1, 1, lease_seconds=20.0, answer_seconds=0.2))
+    session = join(JobTerms(1, 1, lease_seconds=20.0, answer_seconds=0.2))
     generation = start(session).generation
     store.unreachable()
     session.leave("Ctrl-C", exit_code=130)
@@ -124,19 +123,19 @@ def test_it_leaves_also_if_nobody_takes_notice(join: Open, store: FakeStore) -> 
 
 @pytest.mark.slow
 def test_nothing_is_started_with_a_lost_lease(join: Open, store: FakeStore) -> None:
-    session = join(Policy(1, 1, lease_seconds=2.0))
+    session = join(JobTerms(1, 1, lease_seconds=2.0))
     begun = start(session)
     store.unreachable()
     wait_for(session, StopWorkers)
-    assert not session.may_start(begun.generation, new_mark())
+    assert not session.may_start(begun)
     assert "lost contact" in over(session).result.text
 
 
 @pytest.mark.slow
 def test_workers_of_a_lost_node_get_little_time(join: Open, store: FakeStore) -> None:
-    session = join(Policy(1, 1, lease_seconds=2.0))
+    session = join(JobTerms(1, 1, lease_seconds=2.0))
     begun = start(session)
-    assert session.may_start(begun.generation, new_mark())
+    assert session.may_start(begun)
     store.unreachable()
     stop = wait_for(session, StopWorkers)
     assert isinstance(stop, StopWorkers)
@@ -148,7 +147,7 @@ def test_workers_of_a_lost_node_get_little_time(join: Open, store: FakeStore) ->
 
 @pytest.mark.slow
 def test_an_elastic_node_gives_up_when_the_store_stays_away(join: Open, store: FakeStore) -> None:
-    session = join(Policy(1, 2, lease_seconds=2.0, elastic_timeout=0.5))
+    session = join(JobTerms(1, 2, lease_seconds=2.0, elastic_timeout=0.5))
     begun = start(session)
     store.unreachable()
     wait_for(session, StopWorkers)
@@ -159,7 +158,7 @@ def test_an_elastic_node_gives_up_when_the_store_stays_away(join: Open, store: F
 
 @pytest.mark.slow
 def test_an_elastic_node_comes_back(join: Open, store: FakeStore) -> None:
-    session = join(Policy(1, 2, lease_seconds=2.0, elastic_timeout=1.0))
+    session = join(JobTerms(1, 2, lease_seconds=2.0, elastic_timeout=1.0))
     begun = start(session)
     # As if others had it: the lease is lost, the store is not.
     store.failing = lambda call, _key: (
@@ -174,19 +173,19 @@ def test_an_elastic_node_comes_back(join: Open, store: FakeStore) -> None:
 
 
 def test_a_node_has_other_ports_in_the_next_generation(join: Open) -> None:
-    terms = Policy(1, 1, elastic_level=1, lease_seconds=20.0)
-    session = join(terms, ports=(1, 2))
+    flags = JobTerms(1, 1, elastic_level=1, lease_seconds=20.0)
+    session = join(flags, ports=(1, 2))
     begun = start(session)
     assert begun.nodes[0].ports == (1, 2)
     session.failed(begun.generation, exit_code=1, text="failed")
     wait_for(session, StopWorkers)
-    session.stopped(begun.generation, ports=(3, 4))
+    session.stopped(begun.generation, fresh_ports=lambda: (3, 4))
     again = start(session)
     assert (again.nodes[0].ports, again.restarts) == ((3, 4), 1)
 
 
 def test_servers_run_until_all_are_done(join: Open) -> None:
-    nodes = [join(Policy(2, 2, lease_seconds=20.0)) for _ in range(2)]
+    nodes = [join(JobTerms(2, 2, lease_seconds=20.0)) for _ in range(2)]
     generation = start(nodes[0]).generation
     start(nodes[1])
     nodes[0].done(generation, gone=False)
@@ -201,7 +200,7 @@ def test_servers_run_until_all_are_done(join: Open) -> None:
 def test_a_start_that_is_called_off_before_it_was_told(join: Open, store: FakeStore) -> None:
     """The nodes' addresses cannot be read yet when another node already fails."""
     store.failing = _groups_unreadable
-    nodes = [join(Policy(2, 2, lease_seconds=20.0, answer_seconds=20.0)) for _ in range(2)]
+    nodes = [join(JobTerms(2, 2, lease_seconds=20.0, answer_seconds=20.0)) for _ in range(2)]
     while store.values.get("rankspawn/job/job/state") is None or (
         '"running"' not in store.values.prefix("rankspawn/job/job/state").entries[0].value
     ):

@@ -1,213 +1,174 @@
-"""What every store does: the embedded master's, and a real etcd."""
+"""Who serves the store, where, and what is refused."""
 
 from __future__ import annotations
 
-import threading
+import socket
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
-from rankspawn.launch.rendezvous.client import MasterStore
-from rankspawn.launch.rendezvous.master import Master
-from rankspawn.launch.rendezvous.store import (
-    Changes,
-    Entry,
-    LeaseExpiredError,
-    RevisionGoneError,
-    Store,
-    StoreUnreachableError,
+from rankspawn.launch.rendezvous import stores
+from rankspawn.launch.rendezvous.stores import (
+    AddressError,
+    OpenStore,
+    address_towards,
+    machine_id,
+    open_store,
+    read_master,
 )
-from rankspawn.launch.rendezvous.wire import derive_key
-from tests.jobs import DEADLOCK
-from tests.launch.rendezvous.etcds import Etcd, running_etcd, why_no_etcd
+from rankspawn.plan.ports import HeldPorts
 
 
-@pytest.fixture(scope="module", autouse=True)
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Etcd | None]:
-    """One etcd for all tests, begun before the first: it is nobody's leftover."""
-    is_needed = any(item.get_closest_marker("slow") for item in request.session.items)
-    if why_no_etcd() or not is_needed:
-        yield None
-        return
-    with running_etcd(tmp_path_factory.mktemp("etcd"), 1) as etcd:
-        yield etcd
+class FakeMachine:
+    """A machine with these addresses, and names for some."""
+
+    def __init__(self, *addresses: str, **names: str) -> None:
+        self._addresses = frozenset(addresses)
+        self._names = names
+
+    def device_count(self, device_type: str) -> int:
+        raise NotImplementedError(device_type)
+
+    def gpu_vendor(self) -> str | None:
+        raise NotImplementedError
+
+    def cpus(self) -> int:
+        raise NotImplementedError
+
+    def addresses(self) -> frozenset[str]:
+        return self._addresses | {"127.0.0.1", "::1"}
+
+    def resolve(self, host: str) -> frozenset[str]:
+        return frozenset({self._names.get(host, host)})
+
+
+HERE = FakeMachine("10.0.0.1")
+
+
+class TestRead:
+    @pytest.mark.parametrize(
+        ("text", "is_etcd", "endpoints"),
+        [
+            ("10.0.0.1:6070", False, (("10.0.0.1", 6070),)),
+            ("node-1.example:80", False, (("node-1.example", 80),)),
+            ("http://10.0.0.1:6070", False, (("10.0.0.1", 6070),)),
+            ("http://10.0.0.1:6070/", False, (("10.0.0.1", 6070),)),
+            ("[fe80::1]:6070", False, (("fe80::1", 6070),)),
+            ("etcd://a:2379", True, (("a", 2379),)),
+            ("etcd://a,b:2380", True, (("a", 2379), ("b", 2380))),
+            ("etcd://[::1]", True, (("::1", 2379),)),
+        ],
+    )
+    def test_what_can_be_meant(
+        self, text: str, is_etcd: bool, endpoints: tuple[tuple[str, int], ...]
+    ) -> None:
+        where = read_master(text)
+        assert (where.is_etcd, where.endpoints) == (is_etcd, endpoints)
+
+    @pytest.mark.parametrize(
+        "text", ["", "host", "host:", ":6070", "host:0", "host:65536", "host:x", "etcd://"]
+    )
+    def test_what_cannot(self, text: str) -> None:
+        with pytest.raises(AddressError, match="is no host:port"):
+            read_master(text)
+
+    def test_another_scheme(self) -> None:
+        with pytest.raises(AddressError, match="ftp://"):
+            read_master("ftp://host:21")
+
+    def test_several_without_etcd(self) -> None:
+        with pytest.raises(AddressError, match="only etcd"):
+            read_master("a:1,b:2")
+
+
+class TestAddresses:
+    def test_the_way_to_oneself_is_loopback(self) -> None:
+        assert address_towards("127.0.0.1", 9) == "127.0.0.1"
+        assert address_towards("no such host.invalid", 9) is None
+
+    def test_a_machine_is_itself(self) -> None:
+        assert machine_id() == machine_id()
 
 
 @pytest.fixture
-def etcd(server: Etcd | None) -> Etcd:
-    if server is None:
-        pytest.skip(why_no_etcd())
-    return server
+def port() -> Iterator[int]:
+    with closing(HeldPorts(1)) as held:
+        yield held.ports[0]
 
 
-@pytest.fixture(params=["master", pytest.param("etcd", marks=pytest.mark.slow)])
-def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    if request.param == "master":
-        key = derive_key("a secret of sixteen letters", "job")
-        master = Master("127.0.0.1", 0, key)
-        store: Store = MasterStore(master.host, master.port, key, answer_within=DEADLOCK)
-        yield store
-        store.close()
-        master.close()
-    else:
-        etcd: Etcd = request.getfixturevalue("etcd")
-        from rankspawn.launch.rendezvous.etcd import EtcdStore
+class TestOpen:
+    def open(self, master: str | None, **others: object) -> OpenStore:
+        arguments: dict[str, object] = {
+            "secret": "sixteen letters!",
+            "job_id": "job",
+            "machine": HERE,
+            **others,
+        }
+        return open_store(master, **arguments)  # type: ignore[arg-type]
 
-        store = EtcdStore(etcd.endpoints, answer_within=DEADLOCK)
-        for entry in store.prefix("test/").entries:
-            store.delete(entry.key)
-        yield store
-        store.close()
+    def test_the_first_one_on_the_masters_machine_serves(self, port: int) -> None:
+        first = self.open(f"127.0.0.1:{port}")
+        second = self.open(f"127.0.0.1:{port}")
+        assert first.master is not None
+        assert (first.master.host, first.master.port) == ("127.0.0.1", port)
+        assert second.master is None
+        assert (first.host, second.host) == ("127.0.0.1", "127.0.0.1")
+        assert second.store.put("a", "1")
+        second.close()
+        first.close()
 
+    def test_a_node_with_another_rank_never_serves(self, port: int) -> None:
+        opened = self.open(f"127.0.0.1:{port}", node_rank=1)
+        assert opened.master is None
+        opened.close()
 
-def test_entries(store: Store) -> None:
-    assert store.get("test/a") is None
-    first = store.put("test/a", "größer\n")
-    second = store.put("test/b", "2")
-    assert second > first
-    entry = store.get("test/a")
-    assert entry is not None
-    assert (entry.value, entry.created, entry.revision) == ("größer\n", first, first)
-    found = store.prefix("test/")
-    assert {one.key: one.value for one in found.entries} == {"test/a": "größer\n", "test/b": "2"}
-    assert found.revision >= second
-    store.delete("test/a")
-    store.delete("test/a")
-    assert [one.key for one in store.prefix("test/").entries] == ["test/b"]
+    def test_without_an_address_it_serves_and_says_where(self) -> None:
+        opened = self.open(None, host="127.0.0.1")
+        assert opened.master is not None
+        assert opened.address == f"127.0.0.1:{opened.master.port}"
+        opened.close()
 
+    def test_node_0_behind_a_translated_address_serves_on_all_of_its_own(self, port: int) -> None:
+        opened = self.open(f"192.0.2.7:{port}", node_rank=0, host="10.0.0.1")
+        assert opened.master is not None
+        assert opened.master.host == "0.0.0.0"
+        assert opened.host == "10.0.0.1"
+        assert opened.store.put("a", "1"), "it reaches itself without the translation"
+        opened.close()
 
-def test_swap(store: Store) -> None:
-    first = store.swap("test/a", 0, "1")
-    assert first is not None
-    assert store.swap("test/a", 0, "other") is None
-    second = store.swap("test/a", first, "2")
-    assert second is not None
-    assert store.swap("test/a", first, "3") is None
-    assert store.swap("test/a", first, None) is None
-    assert store.swap("test/a", second, None) is not None
-    assert store.get("test/a") is None
+    def test_another_address_is_somebody_elses(self, port: int) -> None:
+        opened = self.open(f"192.0.2.7:{port}")
+        assert opened.master is None
+        opened.close()
 
+    def test_a_name_that_means_loopback_only_here_is_served_outward(
+        self, port: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on systems that have their own name at 127.0.1.1."""
+        monkeypatch.setattr(stores, "outward_address", lambda: "127.0.0.2")
+        machine = FakeMachine("10.0.0.1", node1="127.0.1.1")
+        opened = self.open(f"node1:{port}", machine=machine)
+        assert opened.master is not None
+        assert opened.master.host == "127.0.0.2"
+        assert opened.host == "127.0.0.2"
+        opened.close()
 
-def test_of_many_who_swap_one_wins(store: Store) -> None:
-    won: list[str] = []
+    def test_a_port_in_use_by_something_else_is_not_served(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            opened = self.open(f"127.0.0.1:{other.getsockname()[1]}")
+            assert opened.master is None
+            opened.close()
 
-    def race(name: str) -> None:
-        if store.swap("test/leader", 0, name) is not None:
-            won.append(name)
+    def test_a_loopback_master_of_a_job_with_other_machines_is_refused(self) -> None:
+        with pytest.raises(AddressError, match=r"means this machine only.*10\.0\.0\.2"):
+            self.open("127.0.0.1:6070", expected=["10.0.0.1", "10.0.0.2"])
 
-    threads = [threading.Thread(target=race, args=(f"node{at}",)) for at in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    leader = store.get("test/leader")
-    assert leader is not None
-    assert won == [leader.value]
+    def test_a_loopback_master_of_a_node_that_is_not_here_is_refused(self) -> None:
+        """Its address is translated on the way, so there is a way to other machines."""
+        with pytest.raises(AddressError, match=r"means this machine only.*10\.0\.0\.2"):
+            self.open("127.0.0.1:6070", host="10.0.0.2")
 
-
-@pytest.mark.slow
-def test_a_lease_takes_its_entries_with_it(store: Store) -> None:
-    lease = store.grant(2.0)
-    assert lease.seconds >= 2.0
-    store.put("test/a", "1", lease=lease.id)
-    store.swap("test/b", 0, "1", lease=lease.id)
-    store.renew(lease.id)
-    revision = store.prefix("test/").revision
-
-    gone: set[str] = set()
-    while gone != {"test/a", "test/b"}:
-        changes = store.changes("test/", revision, wait=DEADLOCK)
-        revision = changes.revision
-        gone |= set(changes.deleted)
-
-    for use in (lambda: store.renew(lease.id), lambda: store.put("x", "1", lease=lease.id)):
-        with pytest.raises(LeaseExpiredError):
-            use()
-    with pytest.raises(LeaseExpiredError):
-        store.swap("test/c", 0, "1", lease=lease.id)
-
-
-def test_a_revoked_lease_is_gone_at_once(store: Store) -> None:
-    lease = store.grant(60.0)
-    store.put("test/a", "1", lease=lease.id)
-    store.revoke(lease.id)
-    store.revoke(lease.id)
-    assert store.get("test/a") is None
-
-
-class TestChanges:
-    def test_are_found_later(self, store: Store) -> None:
-        before = store.put("test/a", "1")
-        store.put("test/a", "2")
-        store.put("test/b", "1")
-        store.delete("test/b")
-        store.put("elsewhere", "1")
-        changes = collect(store, before, {"test/a", "test/b"})
-        assert [(one.key, one.value) for one in changes.entries] == [("test/a", "2")]
-        assert changes.deleted == ("test/b",)
-
-    def test_are_waited_for(self, store: Store) -> None:
-        before = store.put("test/a", "1")
-        writer = threading.Timer(0.2, store.put, ("test/a", "2"))
-        writer.start()
-        changes = store.changes("test/", before, wait=DEADLOCK)
-        assert [one.value for one in changes.entries] == ["2"]
-        assert changes.revision > before
-        writer.join()
-
-    def test_are_none_after_the_wait(self, store: Store) -> None:
-        before = store.put("test/a", "1")
-        changes = store.changes("test/", before, wait=0.1)
-        assert (changes.entries, changes.deleted) == ((), ())
-        assert changes.revision >= before
-
-    def test_end_with_the_store(self, store: Store) -> None:
-        before = store.put("test/a", "1")
-        failed: list[Exception] = []
-
-        def wait() -> None:
-            try:
-                store.changes("test/", before, wait=DEADLOCK)
-            except StoreUnreachableError as error:
-                failed.append(error)
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        # However far the other thread has come, closing ends it.
-        threading.Event().wait(0.2)
-        store.close()
-        waiting.join(DEADLOCK)
-        assert failed
-        with pytest.raises(StoreUnreachableError):
-            store.get("test/a")
-
-
-def collect(store: Store, after: int, keys: set[str]) -> Changes:
-    """The changes of these keys together; a store may tell of them in any number of answers."""
-    entries: dict[str, Entry] = {}
-    deleted: set[str] = set()
-    while not keys <= entries.keys() | deleted:
-        changes = store.changes("test/", after, wait=DEADLOCK)
-        after = changes.revision
-        for entry in changes.entries:
-            entries[entry.key] = entry
-            deleted.discard(entry.key)
-        for key in changes.deleted:
-            entries.pop(key, None)
-            deleted.add(key)
-    return Changes(after, tuple(entries.values()), tuple(deleted))
-
-
-@pytest.mark.slow
-def test_etcds_forgotten_revisions_are_recognised(etcd: Etcd) -> None:
-    from rankspawn.launch.rendezvous.etcd import EtcdStore
-
-    store = EtcdStore(etcd.endpoints, answer_within=DEADLOCK)
-    before = store.put("test/old", "1")
-    last = [store.put("test/old", str(number)) for number in range(5)][-1]
-    store._ask("kv/compaction", {"revision": str(last)})
-    with pytest.raises(RevisionGoneError):
-        store.changes("test/", before - 1, wait=DEADLOCK)
-    store.close()
+    def test_a_loopback_host_with_a_master_elsewhere_is_refused(self) -> None:
+        with pytest.raises(AddressError, match=r"--host 127\.0\.0\.1"):
+            self.open("10.0.0.2:6070", host="127.0.0.1")

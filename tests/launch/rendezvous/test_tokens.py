@@ -36,7 +36,7 @@ def test_a_file_is_made_once_and_only_for_its_owner(tmp_path: Path) -> None:
     path = Path(first.source)
     assert path == tmp_path / ".local/state/rankspawn/token"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert [one.name for one in path.parent.iterdir()] == ["token"]
+    assert [file.name for file in path.parent.iterdir()] == ["token"]
 
 
 def test_the_file_can_be_elsewhere(tmp_path: Path) -> None:
@@ -66,9 +66,9 @@ def test_that_of_the_environment_alone(tmp_path: Path) -> None:
 
 
 def test_a_new_one_is_long_and_never_the_same() -> None:
-    one, other = new_token(), new_token()
-    assert one != other
-    assert len(one.secret) >= 16
+    first, second = new_token(), new_token()
+    assert first != second
+    assert len(first.secret) >= 16
 
 
 def test_it_is_not_shown_by_accident() -> None:

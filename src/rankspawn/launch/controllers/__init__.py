@@ -6,20 +6,23 @@ anything.
 
 from __future__ import annotations
 
+from rankspawn.launch.flags import UsageError
+from rankspawn.plan.devices import DeviceRequest
+from rankspawn.plan.resources import find_resources
+
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rankspawn.launch.config import LaunchConfig
     from rankspawn.launch.programs import Node, ProgramSpec
-    from rankspawn.plan.job import Job
-
-__all__ = ["plan_programs", "ports_needed"]
+    from rankspawn.plan.devices import Device, Machine
+    from rankspawn.plan.resources import Resources
 
 
 def plan_programs(
     config: LaunchConfig,
-    job: Job,
+    resources: Resources,
     nodes: Sequence[Node],
     me: int,
     *,
@@ -35,7 +38,7 @@ def plan_programs(
     Args:
         config: What was asked for; its ``log_dir`` is handed to the programs as it stands, so
             make it absolute.
-        job: The devices and CPUs of this node, from ``resources.resolve_job``.
+        resources: The devices and CPUs of this node, from ``resolve_job``.
         nodes: All nodes of the job, with as many ports as ``ports_needed`` says, or with those
             of ``roles.listed_nodes`` where the endpoints were listed.
         me: The rank of this node.
@@ -53,26 +56,82 @@ def plan_programs(
         from rankspawn.launch.controllers.collective import plan_collective
 
         return plan_collective(
-            config, job, nodes, me, master=master, run_id=run_id, restart_count=restart_count
+            config, resources, nodes, me, master=master, run_id=run_id, restart_count=restart_count
         )
     if config.run_mode == "ps":
         from rankspawn.launch.controllers.ps import plan_ps
 
-        return plan_ps(config, job, nodes, me, gloo_path=gloo_path)
+        return plan_ps(config, resources, nodes, me, gloo_path=gloo_path)
     if config.run_mode == "ps-heter":
         from rankspawn.launch.controllers.heter import plan_heter
 
-        return plan_heter(config, job, nodes, me, gloo_path=gloo_path)
+        return plan_heter(config, resources, nodes, me, gloo_path=gloo_path)
     raise ValueError(f"run_mode={config.run_mode!r} has no programs of its own")
 
 
-def ports_needed(config: LaunchConfig, job: Job) -> int:
+def ports_needed(config: LaunchConfig, resources: Resources) -> int:
     """How many ports each node brings along; none where the endpoints were listed."""
     if config.run_mode == "collective":
-        return job.nprocs
+        return resources.nprocs
     if config.run_mode in ("ps", "ps-heter"):
         from rankspawn.launch.controllers.role_options import counts_of
 
         # One more for gloo. Only node 0's is used, but which node that is, is not known yet.
         return 0 if config.servers else counts_of(config).total + 1
     return 0
+
+
+def resolve_job(config: LaunchConfig, environ: Mapping[str, str], machine: Machine) -> Resources:
+    """The devices of this node, one per process.
+
+    A collective job uses the devices that are selected, or else all that are visible. The
+    processes of a parameter server's job use those that are selected and no others, as under
+    Paddle's launcher: mostly they run on the CPU of a machine that has GPUs for other things.
+
+    Raises:
+        UsageError: A selected device is not there, or there are fewer devices than processes.
+    """
+    try:
+        return find_resources(_device_request(config), environ, machine)
+    except (RuntimeError, ValueError) as error:
+        raise UsageError(str(error)) from error
+
+
+def share_out(devices: Sequence[Device], count: int, *, who: str) -> list[tuple[Device, ...]]:
+    """The devices in ``count`` equal parts, in order; empty ones if there are no devices.
+
+    Args:
+        devices: What there is.
+        count: How many processes want some.
+        who: What these are, for the message.
+
+    Raises:
+        UsageError: The parts would not be equal.
+    """
+    if not devices:
+        return [()] * count
+    each, rest = divmod(len(devices), count)
+    if rest or not each:
+        raise UsageError(
+            f"{len(devices)} devices cannot be shared out among {count} {who} of this node: "
+            f"select as many with --devices, or a multiple"
+        )
+    return [tuple(devices[n * each : (n + 1) * each]) for n in range(count)]
+
+
+def _device_request(config: LaunchConfig) -> DeviceRequest:
+    nprocs, backend, device_type = config.nproc_per_node or -1, "auto", config.device_type
+    if config.run_mode != "collective":
+        nprocs = -1
+        if config.devices is None and device_type in (None, "cpu"):
+            nprocs, backend, device_type = 1, "gloo", None
+    return DeviceRequest(
+        nprocs=nprocs,
+        backend=backend,
+        device_type=device_type,
+        ids=config.devices,
+        ids_name=config.devices_name,
+        nprocs_name="--nproc_per_node",
+        type_name="--device_type",
+        cpu_name="--device_type cpu",
+    )

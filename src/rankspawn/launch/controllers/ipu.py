@@ -10,7 +10,7 @@ import sys
 
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.programs import TRAINER, ProgramSpec
-from rankspawn.plan.environ import inherited_env
+from rankspawn.plan.environ import removed_env
 from rankspawn.plan.topology import join
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rankspawn.launch.config import IpuConfig, LaunchConfig
-
-__all__ = ["MISSING_POPRUN", "ipu_command", "plan_ipu"]
 
 MISSING_POPRUN = (
     "poprun is not on PATH: it is a part of Graphcore's Poplar SDK and starts the processes of a "
@@ -41,9 +39,8 @@ def plan_ipu(config: LaunchConfig, environ: Mapping[str, str], poprun: str) -> l
         ProgramSpec(
             role=TRAINER,
             rank=0,
-            local_rank=0,
             command=ipu_command(config, environ, poprun),
-            env=inherited_env(environ),
+            env=removed_env(environ),
             log_name="workerlog.0",
             on_terminal=True,
         )

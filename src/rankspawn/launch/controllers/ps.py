@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import sys
 
+from rankspawn.launch.controllers import share_out
 from rankspawn.launch.controllers.collective import in_order, node_env
-from rankspawn.launch.controllers.resources import devices_env, share_out
 from rankspawn.launch.controllers.roles import lay_out
 from rankspawn.launch.programs import HETER, SERVER, TRAINER, ProgramSpec
-from rankspawn.plan.environ import Variables, inherited_env, thread_env
+from rankspawn.plan.environ import Variables, device_env, removed_env, thread_env
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankspawn.launch.config import LaunchConfig
-    from rankspawn.launch.controllers.roles import Layout, Seat
+    from rankspawn.launch.controllers.roles import Layout, RoleSlot
     from rankspawn.launch.programs import Node
     from rankspawn.plan.devices import Device
-    from rankspawn.plan.job import Job
-
-__all__ = ["ProgramMaker", "plan_ps"]
+    from rankspawn.plan.resources import Resources
 
 _ROLE_NAMES = {SERVER: "PSERVER", TRAINER: "TRAINER", HETER: "HETER_TRAINER"}
 _LOG_NAMES = {SERVER: "serverlog", TRAINER: "workerlog", HETER: "heterlog"}
@@ -31,37 +29,9 @@ _LOG_NAMES = {SERVER: "serverlog", TRAINER: "workerlog", HETER: "heterlog"}
 # 1 is a shared file system, 2 HDFS, 3 a small HTTP service of the first server.
 _GLOO_OVER_HTTP = "3"
 
-# Whatever says "you are number n" in any dialect. A process of such a job that inherited one
-# would take it for its own: a platform's number of this pod, or an outer job's rank.
-_WHO_AM_I = (
-    "PADDLE_TRAINER_ID",
-    "PADDLE_CURRENT_ENDPOINT",
-    "PADDLE_DISTRI_BACKEND",
-    "PADDLE_MASTER",
-    "PADDLE_GLOBAL_RANK",
-    "PADDLE_GLOBAL_SIZE",
-    "PADDLE_LOCAL_SIZE",
-    "PADDLE_RANK_IN_NODE",
-    "PADDLE_STAGE_TRAINERS_NUM",
-    "PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST",
-    "PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST",
-    "PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST",
-    "STAGE_ID",
-    "STAGE_NUM",
-    "HETER_DEVICE_TYPE",
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-)
-
 
 def plan_ps(
-    config: LaunchConfig, job: Job, nodes: Sequence[Node], me: int, *, gloo_path: str
+    config: LaunchConfig, resources: Resources, nodes: Sequence[Node], me: int, *, gloo_path: str
 ) -> list[ProgramSpec]:
     """The servers and then the trainers of this node.
 
@@ -69,7 +39,7 @@ def plan_ps(
 
     Args:
         config: What was asked for.
-        job: The devices and CPUs of this node.
+        resources: The devices and CPUs of this node.
         nodes: All nodes of the job; see ``roles.lay_out`` for their ports.
         me: The rank of this node.
         gloo_path: A folder for gloo.
@@ -79,14 +49,16 @@ def plan_ps(
     """
     ordered = in_order(nodes)
     layout = lay_out(config, ordered)
-    make = ProgramMaker(config, job, ordered, me, layout, gloo_path, with_gloo=config.with_gloo)
+    make = ProgramMaker(
+        config, resources, ordered, me, layout, gloo_path, with_gloo=config.with_gloo
+    )
     trainers = make.own(layout.trainers)
-    parts = share_out(job.devices, len(trainers), who="trainers") if trainers else []
+    parts = share_out(resources.devices, len(trainers), who="trainers") if trainers else []
     return [
-        *(make.program(SERVER, seat) for seat in make.own(layout.servers)),
+        *(make.program(SERVER, slot) for slot in make.own(layout.servers)),
         *(
-            make.program(TRAINER, seat, devices=part)
-            for seat, part in zip(trainers, parts, strict=True)
+            make.program(TRAINER, slot, devices=part)
+            for slot, part in zip(trainers, parts, strict=True)
         ),
     ]
 
@@ -97,7 +69,7 @@ class ProgramMaker:
     def __init__(
         self,
         config: LaunchConfig,
-        job: Job,
+        resources: Resources,
         nodes: Sequence[Node],
         me: int,
         layout: Layout,
@@ -106,9 +78,8 @@ class ProgramMaker:
         with_gloo: bool,
     ) -> None:
         self._config = config
-        self._job = job
+        self._resources = resources
         self._node = nodes[me]
-        self._layout = layout
         here = layout.at(me)
         self._processes = here.total
         self._shown = TRAINER if here.trainers else SERVER if here.servers else HETER
@@ -124,44 +95,42 @@ class ProgramMaker:
             "PADDLE_WITH_GLOO": "1" if with_gloo else "0",
         }
 
-    def own(self, seats: Sequence[Seat]) -> list[Seat]:
-        """Those of this node."""
-        return [seat for seat in seats if seat.node == self._node.rank]
+    def own(self, slots: Sequence[RoleSlot]) -> list[RoleSlot]:
+        """The slots among these that are on this node."""
+        return [slot for slot in slots if slot.node == self._node.rank]
 
     def program(
         self,
         role: str,
-        seat: Seat,
+        slot: RoleSlot,
         *,
         devices: Sequence[Device] = (),
         more: Variables | None = None,
     ) -> ProgramSpec:
         """One process, with ``more`` variables than those of every such job."""
-        job = self._job
+        resources = self._resources
         env: Variables = {
-            **{name: None for name in _WHO_AM_I if name in job.environ},
-            **inherited_env(job.environ),
+            **removed_env(resources.environ, place=True),
             **self._common,
-            "PADDLE_PORT": seat.port,
+            "PADDLE_PORT": slot.port,
             "PADDLE_ROLE": _ROLE_NAMES[role],
             "TRAINING_ROLE": _ROLE_NAMES[role],
-            "PADDLE_LOCAL_RANK": str(seat.local_rank),
-            **({"PADDLE_TRAINER_ID": str(seat.rank)} if role == TRAINER else {}),
+            "PADDLE_LOCAL_RANK": str(slot.local_rank),
+            **({"PADDLE_TRAINER_ID": str(slot.rank)} if role == TRAINER else {}),
             **(more or {}),
-            **devices_env(devices, job.visible),
-            **thread_env(None, job.environ, cpus=job.cpus, nprocs=self._processes),
+            **device_env(devices, resources.visible),
+            **thread_env(None, resources.environ, cpus=resources.cpus, nprocs=self._processes),
             **node_env(self._config, self._node),
         }
         return ProgramSpec(
             role=role,
-            rank=seat.rank,
-            local_rank=seat.local_rank,
+            rank=slot.rank,
             command=self._config.command(sys.executable),
             env=env,
-            log_name=f"{_LOG_NAMES[role]}.{seat.rank}",
-            on_terminal=role == self._shown and seat.local_rank == 0,
+            log_name=f"{_LOG_NAMES[role]}.{slot.rank}",
+            on_terminal=role == self._shown and slot.local_rank == 0,
         )
 
 
-def _listed(seats: Sequence[Seat]) -> str:
-    return ",".join(seat.endpoint for seat in seats)
+def _listed(slots: Sequence[RoleSlot]) -> str:
+    return ",".join(slot.endpoint for slot in slots)

@@ -13,13 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rankspawn.launch.flags import UsageError
-from rankspawn.plan.topology import is_loopback, join
+from rankspawn.plan.topology import join, split_endpoint, stray_loopback
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.launch.config import LaunchConfig
-
-__all__ = ["RoleCounts", "check_roles", "counts_of", "role_terms", "split_endpoint"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +30,7 @@ class RoleCounts:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of processes of all roles."""
         return self.servers + self.trainers + sum(self.stages)
 
 
@@ -84,12 +82,6 @@ def role_terms(config: LaunchConfig) -> str:
     return f"{mode} --server_num {counts.servers} --trainer_num {counts.trainers}{heter}"
 
 
-def split_endpoint(endpoint: str) -> tuple[str, int]:
-    """Host and port; the host without the brackets of an IPv6 address."""
-    host, _, port = endpoint.rpartition(":")
-    return host.strip("[]"), int(port)
-
-
 def _check_lists(config: LaunchConfig) -> None:
     """Lists are for the whole job, so one alone, or one next to a count, is half of it."""
     pairs = {"--servers": config.servers, "--trainers": config.trainers}
@@ -116,24 +108,19 @@ def _check_lists(config: LaunchConfig) -> None:
                 "process needs a port of its own"
             )
     if config.servers:
-        _check_reachable(everybody)
-        meeting = join(split_endpoint(config.servers[0])[0], config.gloo_port)
-        if meeting in everybody:
+        loopback = stray_loopback([split_endpoint(endpoint)[0] for endpoint in everybody])
+        if loopback is not None:
             raise UsageError(
-                f"--gloo_port {config.gloo_port} and the listed {meeting} are the same port: "
+                f"--servers and --trainers name {everybody[loopback]} next to other machines, but "
+                "this address means a different machine on every node: use the one at which the "
+                "others reach it"
+            )
+        gloo = join(split_endpoint(config.servers[0])[0], config.gloo_port)
+        if gloo in everybody:
+            raise UsageError(
+                f"--gloo_port {config.gloo_port} and the listed {gloo} are the same port: "
                 "change one of them"
             )
-
-
-def _check_reachable(endpoints: list[str]) -> None:
-    """Refuse loopback next to real addresses: the other nodes would talk to themselves."""
-    loopback = [one for one in endpoints if is_loopback(split_endpoint(one)[0])]
-    if loopback and len(loopback) < len(endpoints):
-        raise UsageError(
-            f"--servers and --trainers name {loopback[0]} next to other machines, but this "
-            "address means a different machine on every node: use the one at which the others "
-            "reach it"
-        )
 
 
 def _check_counts_of_lists(config: LaunchConfig) -> None:

@@ -11,25 +11,25 @@ from rankspawn.launch.controllers.role_options import (
     RoleCounts,
     check_roles,
     counts_of,
-    split_endpoint,
 )
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.programs import Node
-from rankspawn.plan.topology import is_loopback, join
+from rankspawn.plan.topology import find_here, join, plain, split_endpoint
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rankspawn.launch.config import LaunchConfig
-    from rankspawn.plan.facts import Machine
+    from rankspawn.plan.devices import Machine
 
-__all__ = ["Layout", "Seat", "lay_out", "listed_nodes", "own_place"]
+# What the user can do about a listed port that is in use.
+LIST_ANOTHER = "list another one in its place on every node"
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """The place of one process.
+class RoleSlot:
+    """The place of one process among those of its role.
 
     Attributes:
         rank: Its number among all of its role.
@@ -45,7 +45,7 @@ class Seat:
 
     @property
     def port(self) -> str:
-        """The last part of its endpoint."""
+        """The port of its endpoint, as text."""
         return self.endpoint.rpartition(":")[2]
 
 
@@ -60,15 +60,15 @@ class Layout:
         gloo: Where gloo's meeting is, ``host:port`` on the first server's node, who serves it.
     """
 
-    servers: tuple[Seat, ...]
-    trainers: tuple[Seat, ...]
-    stages: tuple[tuple[Seat, ...], ...]
+    servers: tuple[RoleSlot, ...]
+    trainers: tuple[RoleSlot, ...]
+    stages: tuple[tuple[RoleSlot, ...], ...]
     gloo: str
 
     def at(self, node: int) -> RoleCounts:
         """How many processes of each role one node has."""
         parts = (self.servers, self.trainers, *self.stages)
-        servers, trainers, *stages = (sum(seat.node == node for seat in part) for part in parts)
+        servers, trainers, *stages = (sum(slot.node == node for slot in part) for part in parts)
         return RoleCounts(servers, trainers, tuple(stages))
 
 
@@ -105,7 +105,7 @@ def listed_nodes(config: LaunchConfig, machine: Machine) -> tuple[list[Node], in
     ports: dict[str, list[int]] = {}
     for endpoint in (*config.servers, *config.trainers, *config.heter_workers):
         host, port = split_endpoint(endpoint)
-        ports.setdefault(_plain(host), []).append(port)
+        ports.setdefault(plain(host), []).append(port)
     if "nnodes" in config.given and config.max_nodes != len(ports):
         raise UsageError(
             f"--nnodes {config.max_nodes} and --servers/--trainers contradict each other: these "
@@ -128,7 +128,7 @@ def _counted(config: LaunchConfig, nodes: Sequence[Node]) -> Layout:
     starts = [0, counts.servers, counts.servers + counts.trainers]
     for stage in counts.stages:
         starts.append(starts[-1] + stage)
-    stages: list[tuple[Seat, ...]] = []
+    stages: list[tuple[RoleSlot, ...]] = []
     for n, count in enumerate(counts.stages):
         rank = sum(map(len, stages))
         stages.append(tuple(_seats_of(nodes, starts[2 + n], count, rank, sum(counts.stages[:n]))))
@@ -144,19 +144,19 @@ def _counted(config: LaunchConfig, nodes: Sequence[Node]) -> Layout:
 
 def _seats_of(
     nodes: Sequence[Node], start: int, count: int, rank: int = 0, local_rank: int = 0
-) -> Iterator[Seat]:
+) -> Iterator[RoleSlot]:
     """One role on all nodes: ``count`` ports of each, from position ``start`` on."""
     for node in nodes:
         for local in range(count):
             endpoint = join(node.host, node.ports[start + local])
-            yield Seat(rank, local_rank + local, node.rank, endpoint)
+            yield RoleSlot(rank, local_rank + local, node.rank, endpoint)
             rank += 1
 
 
 def _listed(config: LaunchConfig, nodes: Sequence[Node]) -> Layout:
     hosts: dict[str, Node] = {}
     for node in nodes:
-        other = hosts.setdefault(_plain(node.host), node)
+        other = hosts.setdefault(plain(node.host), node)
         if other is not node:
             raise UsageError(
                 f"nodes {other.rank} and {node.rank} are both {node.host}, so --servers and "
@@ -181,12 +181,12 @@ def _listed(config: LaunchConfig, nodes: Sequence[Node]) -> Layout:
     return Layout(found[0], found[1], tuple(stages), gloo)
 
 
-def _find_nodes(name: str, listed: Sequence[str], hosts: dict[str, Node]) -> tuple[Seat, ...]:
+def _find_nodes(name: str, listed: Sequence[str], hosts: dict[str, Node]) -> tuple[RoleSlot, ...]:
     """The endpoints of one list, each with the node that has its host."""
-    seats: list[Seat] = []
+    slots: list[RoleSlot] = []
     taken: dict[int, int] = {}
     for rank, endpoint in enumerate(listed):
-        node = hosts.get(_plain(split_endpoint(endpoint)[0]))
+        node = hosts.get(plain(split_endpoint(endpoint)[0]))
         if node is None:
             addresses = ", ".join(other.host for other in hosts.values())
             raise UsageError(
@@ -196,8 +196,8 @@ def _find_nodes(name: str, listed: Sequence[str], hosts: dict[str, Node]) -> tup
             )
         local_rank = taken.get(node.rank, 0)
         taken[node.rank] = local_rank + 1
-        seats.append(Seat(rank, local_rank, node.rank, endpoint))
-    return tuple(seats)
+        slots.append(RoleSlot(rank, local_rank, node.rank, endpoint))
+    return tuple(slots)
 
 
 def own_place(
@@ -218,27 +218,15 @@ def own_place(
     Raises:
         UsageError: None of them, or several.
     """
-    listed = ", ".join(hosts)
-    if given is not None:
-        if _plain(given) not in hosts:
-            raise UsageError(f"--host {given} is not among the hosts of {flags}: {listed}")
-        return hosts.index(_plain(given))
-    own = machine.addresses()
-    places = [
-        place
-        for place, host in enumerate(hosts)
-        if is_loopback(host) or host in own or machine.resolve(host) & own
-    ]
+    places = find_here(hosts, given, machine)
     if len(places) == 1:
         return places[0]
-    addresses = ", ".join(sorted(own)) or "none"
+    listed = ", ".join(hosts)
+    if given is not None:
+        raise UsageError(f"--host {given} is not among the hosts of {flags}: {listed}")
+    addresses = ", ".join(sorted(machine.addresses())) or "none"
     problem = "several" if places else "none"
     raise UsageError(
         f"{problem} of the hosts of {flags} ({listed}) belong to this machine, "
         f"whose addresses are {addresses}: say with --host which one this node is"
     )
-
-
-def _plain(host: str) -> str:
-    """One spelling for two that mean the same."""
-    return "127.0.0.1" if host == "localhost" else host

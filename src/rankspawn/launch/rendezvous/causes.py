@@ -1,6 +1,6 @@
 """What went wrong with which node, and what a job waits for, in words.
 
-Pure; the rules that use it are in ``membership``.
+Pure; the rules that use it are in ``job_rules``.
 """
 
 from __future__ import annotations
@@ -8,40 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from rankspawn.launch.rendezvous.job_state import Cause, Dismissal, JobState, Member, Result
-from rankspawn.launch.rendezvous.placement import describe_missing, describe_node, name_some
-
-__all__ = [
-    "all_causes",
-    "began_with_failure",
-    "find_failures",
-    "find_leavers",
-    "find_vanished",
-    "leaving_server",
-    "name_silent_store",
-    "refuse_surplus",
-    "refuse_twin",
-    "too_few",
-    "waiting_text",
-]
-
-
-def refuse_twin(twin: Member, holder: Member) -> Dismissal:
-    """For a node whose given rank another one has."""
-    text = (
-        f"{describe_node(twin)} and {describe_node(holder)} were both given --rank "
-        f"{twin.given_rank}: give each node its own, or none"
-    )
-    return Dismissal(twin.name, Cause("refused", text, node=twin.name, host=twin.host))
-
-
-def refuse_surplus(state: JobState, member: Member) -> Dismissal:
-    """For a node that comes to a complete job of fixed size."""
-    text = (
-        f"{describe_node(member)} came too late: all {len(state.group)} nodes of the job are there "
-        f"({name_some(state.hosts)}), and their number is fixed"
-    )
-    return Dismissal(member.name, Cause("refused", text, node=member.name, host=member.host))
+from rankspawn.launch.rendezvous.job_state import JobState, Member
+from rankspawn.launch.rendezvous.placement import describe_missing, name_some
+from rankspawn.launch.session import Cause, JobResult
 
 
 def find_failures(state: JobState, members: Mapping[str, Member]) -> list[Cause]:
@@ -49,17 +18,19 @@ def find_failures(state: JobState, members: Mapping[str, Member]) -> list[Cause]
     failed = [
         members[name]
         for name in state.group
-        if name in members and members[name].news.failed == state.generation
+        if name in members and members[name].report.failed == state.generation
     ]
-    failed.sort(key=lambda one: one.updated)
-    return [_of(state, one, one.news.cause) for one in failed if one.news.cause is not None]
+    failed.sort(key=lambda member: member.updated)
+    return [
+        _of(member, member.report.cause) for member in failed if member.report.cause is not None
+    ]
 
 
 def find_vanished(
     state: JobState, members: Mapping[str, Member], done: frozenset[str]
 ) -> list[Cause]:
     """Nodes of the newest generation whose leases ended before their work."""
-    how = f"vanished: no sign of life for {state.policy.lease_seconds:g} s"
+    how = f"vanished: no sign of life for {state.terms.lease_seconds:g} s"
     return [
         _gone("vanished", state, name, how)
         for name in state.group
@@ -68,7 +39,7 @@ def find_vanished(
 
 
 def began_with_failure(state: JobState) -> bool:
-    """The job ends because of a failed worker, as far as is known."""
+    """Whether the job ends because of a failed worker, as far as is known."""
     return bool(state.causes) and state.causes[0].kind == "failed"
 
 
@@ -85,12 +56,12 @@ def all_causes(
     """
     told = [*state.causes, *find_failures(state, members)]
     named = {cause.node for cause in told}
-    lost = [one for one in find_vanished(state, members, free) if one.node not in named]
+    lost = [cause for cause in find_vanished(state, members, free) if cause.node not in named]
     causes = [*lost, *told] if began_with_failure(state) else [*told, *lost]
     causes += [
-        _gone("silent", state, one.name, "does not answer")
-        for one in silent
-        if one.name in state.group
+        _gone("silent", state, member.name, "does not answer")
+        for member in silent
+        if member.name in state.group
     ]
     known: dict[str, Cause] = {}
     for cause in causes:
@@ -103,7 +74,7 @@ def _gone(kind: str, state: JobState, name: str, how: str) -> Cause:
     rank = state.rank_of(name)
     host = state.hosts[rank] if 0 <= rank < len(state.hosts) else ""
     text = f"node {rank} ({host}, {name}) {how}"
-    return Cause(kind, text, node=name, node_rank=rank, host=host)
+    return Cause(kind, text, node=name)
 
 
 def find_leavers(
@@ -111,39 +82,40 @@ def find_leavers(
 ) -> list[Cause]:
     """Why nodes of the newest generation want to leave before their work is done."""
     there = [members[name] for name in state.group if name in members and name not in done]
-    return [_of(state, one, one.news.leaving) for one in there if one.news.leaving is not None]
+    return [
+        _of(member, member.report.leaving) for member in there if member.report.leaving is not None
+    ]
 
 
-def _of(state: JobState, member: Member, cause: Cause) -> Cause:
+def _of(member: Member, cause: Cause) -> Cause:
     """A cause with whose it is, which the rules rely on."""
-    rank = state.rank_of(member.name)
-    return replace(cause, node=member.name, node_rank=rank, host=member.host)
+    return replace(cause, node=member.name)
 
 
 def leaving_server(members: Mapping[str, Member]) -> Cause | None:
     """Why the node with the embedded master leaves; the job cannot go on without it."""
-    return next((one.news.leaving for one in members.values() if one.serves), None)
+    return next((member.report.leaving for member in members.values() if member.serves), None)
 
 
-def name_silent_store(result: Result, address: str) -> Result:
+def name_silent_store(result: JobResult, address: str) -> JobResult:
     """The same result, with what did not answer where that is the cause."""
     silence = (
         f": nothing was heard from {address}, where the nodes meet; its machine, the network "
         "between or this machine may have failed"
     )
     causes = (
-        replace(one, text=one.text + silence) if one.kind == "lost" else one
-        for one in result.causes
+        replace(cause, text=cause.text + silence) if cause.kind == "lost" else cause
+        for cause in result.causes
     )
     return replace(result, causes=tuple(causes))
 
 
 def too_few(state: JobState, eligible: Sequence[Member]) -> Cause:
-    """For a job that waited in vain for a replacement."""
-    policy = state.policy
+    """The cause of the end of a job that waited in vain for a replacement."""
+    terms = state.terms
     text = (
-        f"{len(eligible)} of at least {policy.min_nodes} nodes were left, and none took the place "
-        f"of a lost one within {policy.elastic_timeout:g} s"
+        f"{len(eligible)} of at least {terms.min_nodes} nodes were left, and none took the place "
+        f"of a lost one within {terms.elastic_timeout:g} s"
     )
     return Cause("too few", text)
 
@@ -153,13 +125,13 @@ def waiting_text(state: JobState, eligible: Sequence[Member], deadline: float | 
 
     Without a countdown: each change of it goes to every node.
     """
-    policy = state.policy
+    terms = state.terms
     here = name_some([member.host for member in eligible])
     because = f"{state.because}; " if state.because else ""
-    text = f"{because}{len(eligible)} of {policy.max_nodes} nodes are here ({here})"
-    if len(eligible) < policy.max_nodes:
-        text += f", missing: {describe_missing(policy, eligible, policy.max_nodes)}"
+    text = f"{because}{len(eligible)} of {terms.max_nodes} nodes are here ({here})"
+    if len(eligible) < terms.max_nodes:
+        text += f", missing: {describe_missing(terms, eligible, terms.max_nodes)}"
     if deadline is None:
         return text
-    verb = "starting with these" if len(eligible) >= policy.min_nodes else "giving up"
-    return f"{text}; {verb} after {policy.elastic_timeout:g} s"
+    verb = "starting with these" if len(eligible) >= terms.min_nodes else "giving up"
+    return f"{text}; {verb} after {terms.elastic_timeout:g} s"

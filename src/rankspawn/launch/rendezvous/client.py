@@ -17,7 +17,7 @@ from typing import Any
 
 from rankspawn.descriptors import close_in_forks
 from rankspawn.launch.rendezvous import wire
-from rankspawn.launch.rendezvous.peers import LONGEST_ANSWER
+from rankspawn.launch.rendezvous.connections import LONGEST_ANSWER
 from rankspawn.launch.rendezvous.store import (
     Changes,
     Entry,
@@ -29,8 +29,6 @@ from rankspawn.launch.rendezvous.store import (
     StoreUnreachableError,
 )
 from rankspawn.plan.topology import join
-
-__all__ = ["MasterStore"]
 
 _ERRORS = {"lease": LeaseExpiredError, "revision": RevisionGoneError}
 _CHUNK = 1 << 18
@@ -54,14 +52,14 @@ class MasterStore:
         self._watching = _Line(host, port, key)
 
     def get(self, key: str) -> Entry | None:
-        """One entry."""
+        """One entry; None if there is none."""
         found = self._ask("get", key=key)
         return None if found is None else Entry(*found)
 
     def prefix(self, prefix: str) -> Snapshot:
         """All entries whose keys begin with ``prefix``."""
         revision, entries = self._ask("prefix", prefix=prefix)
-        return Snapshot(revision, tuple(Entry(*one) for one in entries))
+        return Snapshot(revision, tuple(Entry(*fields) for fields in entries))
 
     def put(self, key: str, value: str, *, lease: int = 0) -> int:
         """Write an entry."""
@@ -93,7 +91,7 @@ class MasterStore:
         request = {"op": "changes", "prefix": prefix, "after": after, "wait": wait}
         answer = self._watching.ask(request, wait + self._answer_within)
         revision, entries, deleted = _unpack(answer)
-        return Changes(revision, tuple(Entry(*one) for one in entries), tuple(deleted))
+        return Changes(revision, tuple(Entry(*fields) for fields in entries), tuple(deleted))
 
     def close(self) -> None:
         """Let go of the connections; calls under way end with an error."""

@@ -44,13 +44,11 @@ try:
     import requests
     from etcd3gw import exceptions
     from etcd3gw.client import Etcd3Client
-except ImportError as error:
+except ImportError as _error:
     raise ImportError(
         "--master etcd://… needs a client for etcd, which is not installed: "
         "pip install 'rankspawn[etcd]'"
-    ) from error
-
-__all__ = ["EtcdStore"]
+    ) from _error
 
 _API = "/v3/"
 _CHUNK = 1 << 16
@@ -82,14 +80,16 @@ class EtcdStore:
         self._closed = False
 
     def get(self, key: str) -> Entry | None:
-        """One entry."""
+        """One entry; None if there is none."""
         found = self._ask("kv/range", {"key": _encode(key)}).get("kvs", ())
         return _entry(found[0]) if found else None
 
     def prefix(self, prefix: str) -> Snapshot:
         """All entries whose keys begin with ``prefix``."""
         answer = self._ask("kv/range", _range(prefix))
-        return Snapshot(_revision(answer), tuple(_entry(one) for one in answer.get("kvs", ())))
+        return Snapshot(
+            _revision(answer), tuple(_entry(fields) for fields in answer.get("kvs", ()))
+        )
 
     def put(self, key: str, value: str, *, lease: int = 0) -> int:
         """Write an entry."""

@@ -2,11 +2,9 @@
 
 A small process outside of the launcher, which tells it up to when the lease is good and which
 marks the workers carry. When that time passes without another word it kills all that carry
-them, and goes on doing so until the lease is good again, because a launcher that was asleep may
-start a worker a moment too late. It does not matter whether the launcher is stopped, swapped out,
-blocked or dead: also after its death the fence waits for the time that it was told last.
+them. It does not matter whether the launcher is stopped, swapped out, blocked or dead.
 
-The guardian of a group (``workers.guardian``) is the gentle one of the two: it gives the workers
+The guardian of a group (``workers.marker``) is the gentle one of the two: it gives the workers
 of a dead launcher their grace period, which may be longer than the lease.
 """
 
@@ -19,14 +17,12 @@ import select
 import signal
 import sys
 import threading
+import time
 
 from rankspawn.descriptors import Owned
-from rankspawn.launch.rendezvous.lease_times import now
 from rankspawn.workers.marker import kill_marked
 
-__all__ = ["Fence", "FenceError"]
-
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 _READY = b"ready\n"
 _START_SECONDS = 30.0
@@ -42,14 +38,60 @@ _CODE = (
     "import sys; sys.path.insert(0, {root!r}); "
     "from rankspawn.launch.rendezvous.fence import main; main()"
 )
+# Of the lease: nothing starts or goes on after the first part, nothing is left after the second.
+_SAFE = 0.6
+_FENCE = 0.8
+# Several renewals can be lost before anything has to be done about it.
+_RENEWALS = 5
 
 
-class FenceError(RuntimeError):
+class LeaseTimes:
+    """The times that follow from the length of a lease, in seconds.
+
+    A store ends a lease of L seconds when its clock has counted L since it *received* the last
+    renewal. The node counts from when it *sent* that renewal, which is never later, and does
+
+    * nothing new from 0.6 L on: it stops its workers, with what is left as their grace period;
+    * at 0.8 L a process outside of the launcher kills whatever is left of them (``fence``), also if
+      the launcher is stopped, swapped out or dead.
+
+    So with clocks whose rates are off by at most r, a node's workers are gone before the store lets
+    go of its lease if killing them takes no longer than ``L/(1+r) - 0.8 L/(1-r)``. **The
+    assumptions**: r is at most 1 % (quartz is off by 0.01 %, and a clock that is being corrected by
+    0.05 %), and a killed process is gone after at most 0.18 L, 1.8 s with the usual 10 s. A machine
+    that is suspended stops its workers, too; see :func:`now`.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.renew_every: float = seconds / _RENEWALS
+        # A request that takes longer is given up for another try.
+        self.answer_within: float = seconds / _RENEWALS
+
+    def safe_until(self, sent: float) -> float:
+        """Up to when workers may start and run, by a renewal that was sent at this time."""
+        return sent + _SAFE * self.seconds
+
+    def fence_at(self, sent: float) -> float:
+        """When workers that still run are killed, by a renewal that was sent at this time."""
+        return sent + _FENCE * self.seconds
+
+
+def now() -> float:
+    """This machine's clock: never set, and going on while the machine is suspended."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        # It counts a suspension, so that the kill comes first thing after it, though not before
+        # the workers got to run again. CLOCK_MONOTONIC would give them the rest of their time.
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class FenceError(OSError):
     """There is no fence, so nothing may be started."""
 
 
 class Fence:
-    """The launcher's end. Any thread may use it."""
+    """The launcher's end of the fence, which it tells times and marks; any thread may use it."""
 
     def __init__(self) -> None:
         import subprocess  # not in the fence itself, which imports this module, too
@@ -78,13 +120,8 @@ class Fence:
         finally:
             os.close(read)
 
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        return self._process.pid
-
     def extend(self, until: float) -> None:
-        """The lease is good up to this time of :func:`~.lease_times.now`."""
+        """The lease is good up to this time of :func:`now`."""
         try:
             self._say(f"until {until!r}")
         except FenceError as error:
@@ -143,7 +180,7 @@ class Fence:
 
 
 def main() -> None:
-    """Runs in the fence."""
+    """Guard workers until the launcher is gone and none of them is left; runs in the fence."""
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     os.write(1, _READY)
@@ -158,6 +195,8 @@ def watch(fd: int) -> None:
     while True:
         left = until - now()
         if marks and left <= 0:
+            # Again and again until the lease is good: a launcher that was asleep may start a
+            # worker a moment too late.
             for mark in marks:
                 kill_marked(mark)
         wait = max(_SWEEP_SECONDS, min(left, _LOOK_SECONDS)) if marks else None
@@ -165,7 +204,7 @@ def watch(fd: int) -> None:
             continue
         data = os.read(fd, 4096)
         if not data:
-            break
+            break  # the launcher is dead, or has closed its end
         *lines, rest = (bytes(heard) + data).split(b"\n")
         heard = bytearray(rest)
         for line in lines:
@@ -176,6 +215,7 @@ def watch(fd: int) -> None:
                 marks.add(what)
             else:
                 marks.discard(what)
+    # The lease of a dead launcher is good for as long as it said; its guardian is gentler.
     while marks and (left := until - now()) > 0:
         select.select([], [], [], min(left, _LOOK_SECONDS))
     _sweep_up(marks)

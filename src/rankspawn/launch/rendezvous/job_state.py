@@ -9,14 +9,11 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-__all__ = ["Cause", "Dismissal", "JobState", "Member", "News", "Phase", "Policy", "Result"]
-
-# Exit codes of causes that are no worker's own.
-GENERAL_FAILURE = 1
+from rankspawn.launch.session import Cause, JobResult
 
 
 class Phase(enum.StrEnum):
-    """Where a job stands."""
+    """The phase of a job."""
 
     GATHERING = "gathering"  # no worker may start; those of the last generation end
     RUNNING = "running"  # the nodes of the newest generation run their workers
@@ -25,7 +22,7 @@ class Phase(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class JobTerms:
     """The terms of a job, the same on every node.
 
     Attributes:
@@ -56,17 +53,17 @@ class Policy:
 
     @property
     def is_elastic(self) -> bool:
-        """The number of nodes may change."""
+        """Whether the number of nodes may change."""
         return self.min_nodes < self.max_nodes
 
     @property
     def survives_loss(self) -> bool:
-        """The job goes on when a node is lost."""
+        """Whether the job goes on when a node is lost."""
         return self.is_elastic or self.elastic_level >= 0
 
     @property
-    def terms(self) -> str:
-        """What all nodes must agree on, as a user would write it."""
+    def flags(self) -> str:
+        """The flags that all nodes must agree on, as a user would write them."""
         nodes = f"{self.min_nodes}:{self.max_nodes}" if self.is_elastic else f"{self.min_nodes}"
         return (
             f"--nnodes {nodes} --max_restart {self.max_restart} "
@@ -76,55 +73,7 @@ class Policy:
 
 
 @dataclass(frozen=True, slots=True)
-class Cause:
-    """One thing that went wrong.
-
-    Attributes:
-        kind: ``failed`` (a worker), ``vanished``, ``silent``, ``left``, ``refused``, ``lost``
-            (the store) or ``too few``.
-        text: For people: whole sentences, or the report of a worker's failure.
-        exit_code: What the launchers exit with if this came first.
-        node: The node's name, its rank or -1, and its address, where it is one node's matter.
-    """
-
-    kind: str
-    text: str
-    exit_code: int = GENERAL_FAILURE
-    node: str = ""
-    node_rank: int = -1
-    host: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How a job ended, the same on every node that saw its end.
-
-    Attributes:
-        causes: What went wrong, the root cause first; empty after success.
-        restarts: Regroups that there were.
-    """
-
-    causes: tuple[Cause, ...] = ()
-    restarts: int = 0
-
-    @property
-    def succeeded(self) -> bool:
-        """All workers of all nodes ended well."""
-        return not self.causes
-
-    @property
-    def exit_code(self) -> int:
-        """Of the failure that came first."""
-        return self.causes[0].exit_code if self.causes else 0
-
-    @property
-    def text(self) -> str:
-        """The root cause last, as it is the last that is read on a terminal."""
-        return "\n".join(cause.text for cause in reversed(self.causes))
-
-
-@dataclass(frozen=True, slots=True)
-class News:
+class NodeReport:
     """What a node says while it takes part.
 
     Attributes:
@@ -157,30 +106,29 @@ class Member:
         given_rank: The rank that its user gave it; -1 for none.
         serves: The embedded master runs in it.
         machine: The same text for nodes that reach each other over loopback.
-        terms: Its own policy's; see :attr:`Policy.terms`.
+        flags: Those of its own terms; see :attr:`JobTerms.flags`.
         ignores: The run that had ended when this node came.
         returned: It was in the job before, and lost its store.
         order: Its place in the order of arrival.
-        updated: Grows with each of its news, across all members.
+        updated: Grows with each of its reports, across all members.
     """
 
     name: str
     host: str
     ports: tuple[int, ...] = ()
-    devices: tuple[str, ...] = ()
     given_rank: int = -1
     serves: bool = False
     machine: str = ""
-    terms: str = ""
+    flags: str = ""
     ignores: str = ""
     returned: bool = False
     order: int = 0
     updated: int = 0
-    news: News = field(default_factory=News)
+    report: NodeReport = field(default_factory=NodeReport)
 
 
 @dataclass(frozen=True, slots=True)
-class Dismissal:
+class Refusal:
     """A member that may not take part any longer, and why."""
 
     name: str
@@ -202,11 +150,11 @@ class JobState:
         hold: Wait for a replacement before going on with fewer nodes.
         blamed: The node whose worker failed first, if it has to leave (level 0).
         causes: What went wrong: why the nodes are gathered again, or why the job ends.
-        dismissed: Members that were sent away and are still there.
+        refused: Members that may not take part, and are still there.
     """
 
     run_id: str
-    policy: Policy
+    terms: JobTerms
     phase: Phase = Phase.GATHERING
     generation: int = 0
     group: tuple[str, ...] = ()
@@ -217,12 +165,12 @@ class JobState:
     hold: bool = False
     blamed: str = ""
     causes: tuple[Cause, ...] = ()
-    dismissed: tuple[Dismissal, ...] = ()
+    refused: tuple[Refusal, ...] = ()
 
     @property
-    def result(self) -> Result:
-        """How it ended; meaningful in the phase ENDED."""
-        return Result(self.causes, self.restarts)
+    def result(self) -> JobResult:
+        """How the job ended; meaningful in the phase ENDED."""
+        return JobResult(self.causes)
 
     def concerns(self, name: str) -> bool:
         """Whether the end of this run is the end of this member's part, too.
@@ -230,7 +178,7 @@ class JobState:
         Not that of a node that came to a complete job of fixed size: it waits for the next run,
         which may be about to begin because all of this one's nodes died.
         """
-        return not self.group or name in self.group or self.policy.survives_loss
+        return not self.group or name in self.group or self.terms.survives_loss
 
     def rank_of(self, name: str) -> int:
         """The rank of a node in the newest generation; -1 if it has none."""

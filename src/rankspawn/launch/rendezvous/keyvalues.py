@@ -20,8 +20,6 @@ from rankspawn.launch.rendezvous.store import (
     StoreRefusedError,
 )
 
-__all__ = ["KeyValues", "Limits"]
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -53,7 +51,7 @@ class KeyValues:
     """
 
     def __init__(self, first_revision: int = 0, limits: Limits | None = None) -> None:
-        self.revision = first_revision
+        self.revision: int = first_revision
         self._limits = limits or Limits()
         self._entries: dict[str, Entry] = {}
         self._lease_of: dict[str, int] = {}
@@ -66,12 +64,12 @@ class KeyValues:
         self._known_since = first_revision
 
     def get(self, key: str) -> Entry | None:
-        """One entry."""
+        """One entry; None if there is none."""
         return self._entries.get(key)
 
     def prefix(self, prefix: str) -> Snapshot:
         """All entries whose keys begin with ``prefix``."""
-        found = tuple(one for key, one in self._entries.items() if key.startswith(prefix))
+        found = tuple(entry for key, entry in self._entries.items() if key.startswith(prefix))
         return Snapshot(self.revision, found)
 
     def put(self, key: str, value: str, *, lease: int = 0) -> int:

@@ -1,14 +1,11 @@
 """The embedded master: a small authenticated key-value service in the launcher of node 0.
 
-One thread with one selector; it is a daemon, so it ends with the launcher however that ends.
-Strangers cannot keep it from its work: those who have not proved that they have the job's token
-are few at a time, have little time, and make room for others, first of all for those from other
-addresses.
+One thread with one selector. Strangers, who have not proved that they have the job's token, cannot
+keep it from its work: they are few at a time, have little time, and make room for others.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import selectors
@@ -18,15 +15,13 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 
-from rankspawn.descriptors import close_in_forks
+from rankspawn.descriptors import Waker, close_in_forks
+from rankspawn.launch.rendezvous.connections import LONGEST_ANSWER, Connection
 from rankspawn.launch.rendezvous.keyvalues import KeyValues, Limits
-from rankspawn.launch.rendezvous.peers import LONGEST_ANSWER, Peer
-from rankspawn.launch.rendezvous.service import Parked, Service
+from rankspawn.launch.rendezvous.service import Service, WaitingRequest
 from rankspawn.launch.rendezvous.wire import WireError
 
-__all__ = ["Master", "Patience"]
-
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # Connections taken in one turn: a flood of them must not keep the others waiting.
 _ACCEPTED_AT_ONCE = 64
@@ -40,7 +35,7 @@ _REPORTED_AT_MOST = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class ConnectionLimits:
     """What connections may take: numbers, seconds and bytes."""
 
     strangers: int = 256
@@ -58,7 +53,7 @@ class Master:
         port: The port; 0 for a free one.
         key: See :func:`~rankspawn.launch.rendezvous.wire.derive_key`.
         limits: What the store may hold.
-        patience: What connections may take.
+        connection_limits: What connections may take.
 
     Raises:
         OSError: The address is in use, or not this machine's.
@@ -71,45 +66,40 @@ class Master:
         key: bytes,
         *,
         limits: Limits | None = None,
-        patience: Patience | None = None,
+        connection_limits: ConnectionLimits | None = None,
     ) -> None:
         self._key = key
-        self._patience = patience or Patience()
+        self._connection_limits = connection_limits or ConnectionLimits()
         # Above all revisions of any master that was here before, so that nobody who knew that
         # one takes this one's changes for the next of its.
         self._service = Service(KeyValues(time.time_ns(), limits))
         self._notified = self._service.values.revision
         self._listener = _listen(host, port)
+        self.host: str
+        self.port: int
         self.host, self.port = self._listener.getsockname()[:2]
-        self._peers: set[Peer] = set()
-        self._strangers: dict[Peer, None] = {}  # in the order in which they came
-        self._parked: dict[str, set[Peer]] = {}
+        self._connections: set[Connection] = set()
+        self._strangers: dict[Connection, None] = {}  # in the order in which they came
+        self._waiting_requests: dict[str, set[Connection]] = {}
         self._buffered = 0
         self._reported: set[str] = set()
         self._accept_after = 0.0
         self._sweep_at = 0.0
-        self._wake_read, self._wake_write = socket.socketpair()
-        self._wake_read.setblocking(False)
+        self._closing = Waker()
         self._selector = selectors.DefaultSelector()
-        for one in (self._listener, self._wake_read, self._wake_write, self._selector):
-            close_in_forks(one)
+        for resource in (self._listener, self._selector):
+            close_in_forks(resource)
         self._selector.register(self._listener, selectors.EVENT_READ)
-        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._selector.register(self._closing, selectors.EVENT_READ)
+        # A daemon, so that it ends with the launcher however that ends.
         self._thread = threading.Thread(target=self._serve, name="rankspawn-master", daemon=True)
         self._thread.start()
-
-    @property
-    def connections(self) -> tuple[int, int]:
-        """How many clients there are, and how many strangers."""
-        return len(self._peers) - len(self._strangers), len(self._strangers)
 
     def close(self) -> None:
         """Stop serving; a second call does nothing."""
         if self._thread.is_alive() and self._thread is not threading.current_thread():
-            with contextlib.suppress(OSError):
-                self._wake_write.send(b"\0")
+            self._closing.wake()
             self._thread.join()
-        self._wake_write.close()
 
     # The rest runs in the master's thread.
 
@@ -124,7 +114,7 @@ class Master:
                 if now - looked > timeout + _PAUSE:
                     self._service.values.prolong(now - looked - timeout)
                 looked = now
-                if any(key.fileobj is self._wake_read for key, _ in ready):
+                if any(key.fileobj is self._closing for key, _ in ready):
                     return
                 for key, events in ready:
                     self._attend(key, events, now)
@@ -138,65 +128,65 @@ class Master:
         if key.fileobj is self._listener:
             self._accept(now)
             return
-        peer: Peer = key.data
-        if peer not in self._peers:
+        connection: Connection = key.data
+        if connection not in self._connections:
             return  # dropped in this very turn
         try:
-            if events & selectors.EVENT_READ and not self._read(peer, now):
-                self._drop(peer)
+            if events & selectors.EVENT_READ and not self._read(connection, now):
+                self._drop(connection)
                 return
-            self._talk(peer, now)
+            self._talk(connection, now)
         except WireError as error:
-            self._report(peer, error)
-            self._drop(peer)
+            self._report(connection, error)
+            self._drop(connection)
         except OSError:
-            self._drop(peer)
+            self._drop(connection)
         else:
-            self._count(peer)
+            self._count(connection)
 
-    def _count(self, peer: Peer) -> None:
+    def _count(self, connection: Connection) -> None:
         """Keep the memory of all connections together within its limit."""
-        self._buffered += peer.buffered - peer.counted
-        peer.counted = peer.buffered
-        if self._buffered > self._patience.buffered_bytes:
-            self._drop(max(self._peers, key=lambda one: one.counted))
+        self._buffered += connection.buffered - connection.counted
+        connection.counted = connection.buffered
+        if self._buffered > self._connection_limits.buffered_bytes:
+            self._drop(max(self._connections, key=lambda each: each.counted))
 
-    def _read(self, peer: Peer, now: float) -> bool:
-        was_trusted = peer.is_trusted
+    def _read(self, connection: Connection, now: float) -> bool:
+        was_trusted = connection.is_trusted
         try:
-            if not peer.read(now):
+            if not connection.read(now):
                 return False
         except (BlockingIOError, InterruptedError):
             return True
-        if peer.is_trusted and not was_trusted:
-            del self._strangers[peer]
+        if connection.is_trusted and not was_trusted:
+            del self._strangers[connection]
         return True
 
-    def _talk(self, peer: Peer, now: float) -> None:
-        """Answer one request after the other for as long as the peer takes the answers."""
-        peer.write()
-        while (request := peer.next_request()) is not None:
+    def _talk(self, connection: Connection, now: float) -> None:
+        """Answer one request after the other for as long as the client takes the answers."""
+        connection.write()
+        while (request := connection.next_request()) is not None:
             answer = self._service.answer(request, now)
-            if isinstance(answer, Parked):
-                peer.parked = answer
-                self._parked.setdefault(answer.prefix, set()).add(peer)
+            if isinstance(answer, WaitingRequest):
+                connection.waiting_request = answer
+                self._waiting_requests.setdefault(answer.prefix, set()).add(connection)
                 break
-            self._answer(peer, answer)
-        self._watch(peer)
+            self._answer(connection, answer)
+        self._watch(connection)
 
-    def _answer(self, peer: Peer, answer: bytes) -> None:
+    def _answer(self, connection: Connection, answer: bytes) -> None:
         if len(answer) > LONGEST_ANSWER:
             raise WireError(f"an answer of {len(answer)} bytes was asked for")
-        peer.answer(answer)
-        peer.write()
+        connection.answer(answer)
+        connection.write()
 
-    def _watch(self, peer: Peer) -> None:
-        events = selectors.EVENT_READ if peer.wants_to_read else 0
-        events |= selectors.EVENT_WRITE if peer.wants_to_write else 0
+    def _watch(self, connection: Connection) -> None:
+        events = selectors.EVENT_READ if connection.wants_to_read else 0
+        events |= selectors.EVENT_WRITE if connection.wants_to_write else 0
         if not events:
             raise WireError("it goes on talking while its last request waits")
-        if events != self._selector.get_key(peer.socket).events:
-            self._selector.modify(peer.socket, events, peer)
+        if events != self._selector.get_key(connection.socket).events:
+            self._selector.modify(connection.socket, events, connection)
 
     def _accept(self, now: float) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
@@ -213,15 +203,18 @@ class Master:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             close_in_forks(sock)
-            peer = Peer(sock, str(address[0]), self._key, now)
-            self._peers.add(peer)
-            self._strangers[peer] = None
-            self._count(peer)
-            self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, peer)
-            if len(self._strangers) > self._patience.strangers:
+            connection = Connection(sock, str(address[0]), self._key, now)
+            self._connections.add(connection)
+            self._strangers[connection] = None
+            self._count(connection)
+            self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
+            if len(self._strangers) > self._connection_limits.strangers:
                 self._drop_a_stranger()
-            if len(self._peers) > self._patience.trusted + self._patience.strangers:
-                self._drop(peer)
+            if (
+                len(self._connections)
+                > self._connection_limits.trusted + self._connection_limits.strangers
+            ):
+                self._drop(connection)
 
     def _make_room(self, now: float) -> None:
         """No descriptor is free: a stranger goes, or nobody new is taken for a moment."""
@@ -232,33 +225,34 @@ class Master:
             self._selector.unregister(self._listener)
 
     def _drop_a_stranger(self) -> None:
-        """The oldest one of those from the address with the most of them."""
-        crowd, _ = Counter(peer.host for peer in self._strangers).most_common(1)[0]
-        self._drop(next(peer for peer in self._strangers if peer.host == crowd))
+        """Drop the oldest of those from the address with the most of them."""
+        # So that a flood from one address makes room for nodes from all others.
+        crowd, _ = Counter(connection.host for connection in self._strangers).most_common(1)[0]
+        self._drop(next(connection for connection in self._strangers if connection.host == crowd))
 
-    def _report(self, peer: Peer, error: WireError) -> None:
-        if not peer.is_trusted:
-            peer.refuse()
-        if peer.host not in self._reported and len(self._reported) < _REPORTED_AT_MOST:
-            self._reported.add(peer.host)
-            logger.warning("the master has sent away %s: %s", peer.host, error)
+    def _report(self, connection: Connection, error: WireError) -> None:
+        if not connection.is_trusted:
+            connection.refuse()
+        if connection.host not in self._reported and len(self._reported) < _REPORTED_AT_MOST:
+            self._reported.add(connection.host)
+            logger.warning("the master has sent away %s: %s", connection.host, error)
 
-    def _drop(self, peer: Peer) -> None:
-        self._peers.discard(peer)
-        self._strangers.pop(peer, None)
-        self._unpark(peer)
-        self._buffered -= peer.counted
-        self._selector.unregister(peer.socket)
-        peer.socket.close()
+    def _drop(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._strangers.pop(connection, None)
+        self._stop_waiting(connection)
+        self._buffered -= connection.counted
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
 
-    def _unpark(self, peer: Peer) -> None:
-        if peer.parked is None:
+    def _stop_waiting(self, connection: Connection) -> None:
+        if connection.waiting_request is None:
             return
-        waiting = self._parked[peer.parked.prefix]
-        waiting.discard(peer)
+        waiting = self._waiting_requests[connection.waiting_request.prefix]
+        waiting.discard(connection)
         if not waiting:
-            del self._parked[peer.parked.prefix]
-        peer.parked = None
+            del self._waiting_requests[connection.waiting_request.prefix]
+        connection.waiting_request = None
 
     def _keep_order(self, now: float) -> float:
         """End what is overdue, tell who waits; return how long nothing else is due."""
@@ -266,14 +260,14 @@ class Master:
         due = [values.expire(now)]
         changed = values.changed_keys(self._notified)
         self._notified = values.revision
-        for prefix in list(self._parked):
+        for prefix in list(self._waiting_requests):
             if any(key.startswith(prefix) for key in changed):
-                self._answer_parked(list(self._parked[prefix]))
+                self._answer_waiting(list(self._waiting_requests[prefix]))
         if now >= self._sweep_at:
             self._answer_overdue(now)
             self._drop_overdue(now)
             self._sweep_at = now + _SWEEP
-        due.append(self._sweep_at if self._peers else None)
+        due.append(self._sweep_at if self._connections else None)
         if self._accept_after and now >= self._accept_after:
             self._accept_after = 0.0
             self._selector.register(self._listener, selectors.EVENT_READ)
@@ -281,41 +275,49 @@ class Master:
         times = [when for when in due if when is not None]
         return max(0.0, min(times) - now) if times else 60.0
 
-    def _answer_parked(self, peers: list[Peer]) -> None:
-        for peer in peers:
-            parked = peer.parked
-            assert parked is not None
-            self._unpark(peer)
+    def _answer_waiting(self, connections: list[Connection]) -> None:
+        for connection in connections:
+            waiting_request = connection.waiting_request
+            assert waiting_request is not None
+            self._stop_waiting(connection)
             try:
-                self._answer(peer, self._service.answer_parked(parked))
-                self._watch(peer)
+                self._answer(connection, self._service.answer_waiting(waiting_request))
+                self._watch(connection)
             except (OSError, WireError):
-                self._drop(peer)
+                self._drop(connection)
 
     def _answer_overdue(self, now: float) -> None:
         overdue = [
-            peer
-            for peers in self._parked.values()
-            for peer in peers
-            if peer.parked is not None and now >= peer.parked.until
+            connection
+            for connections in self._waiting_requests.values()
+            for connection in connections
+            if connection.waiting_request is not None and now >= connection.waiting_request.until
         ]
-        self._answer_parked(overdue)
+        self._answer_waiting(overdue)
 
     def _drop_overdue(self, now: float) -> None:
         """Who has not proved anything in time, and who has not been heard of for long."""
-        patience = self._patience
-        late = [one for one in self._strangers if now >= one.opened_at + patience.proof_seconds]
-        silent = [one for one in self._peers if now >= one.heard_at + patience.idle_seconds]
-        for peer in {*late, *silent}:
-            self._drop(peer)
+        limits = self._connection_limits
+        late = {
+            stranger
+            for stranger in self._strangers
+            if now >= stranger.opened_at + limits.proof_seconds
+        }
+        silent = {
+            connection
+            for connection in self._connections
+            if now >= connection.heard_at + limits.idle_seconds
+        }
+        for connection in late | silent:
+            self._drop(connection)
 
     def _let_go(self) -> None:
-        for peer in list(self._peers):
-            peer.socket.close()
-        self._peers.clear()
+        for connection in list(self._connections):
+            connection.socket.close()
+        self._connections.clear()
         self._strangers.clear()
-        for one in (self._selector, self._listener, self._wake_read):
-            one.close()
+        for resource in (self._selector, self._listener, self._closing):
+            resource.close()
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,334 +1,259 @@
-"""What becomes of a job as nodes join, leave, fail and die: the rules, and nothing else.
+"""One membership of a node: from its lease to its leaving.
 
-Pure. One node leads: it looks at the job's state and at the members that the store knows, and
-the verdict is the state that comes next, or how long to wait for what. The change is made by
-compare-and-swap, so it does not matter if two nodes believe to lead, or one sees old facts:
-everything that a change waits for ("this member has stopped generation 3", "this member's lease
-ended") stays true once it is true.
-
-::
-
-                 enough nodes that answer, and nobody
-                 runs workers of the last generation
-        GATHERING ─────────────────────────────────► RUNNING ──── all done ────► ENDED
-            │   ▲                                      │  │
-            │   └── a node failed, died, left, came ───┘  │
-            │       (max_restart times)                   │ the same, where the job
-            └─ too few for elastic_timeout                │ does not go on after it
-                              │                           │
-                              ▼                           ▼
-                            ENDING ◄──────────────────────┘
-                              │  all stop, and say that they are there
-                              └────────────────────────────────────────────────► ENDED
-
-**Never two generations at once.** A node starts workers of generation g only after it has seen
-RUNNING(g). The step to RUNNING(g+1) is taken only when each node of g has said "stopped g",
-after which it never starts g again, or its lease has ended; and a node kills its own workers
-before its lease can have ended (see ``keeping``).
+All methods are called by the session's deciding thread. What the lease's thread and the changes'
+thread hear comes back to it through ``post``, as calls to be made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import contextlib
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
 
-from rankspawn.launch.rendezvous.causes import (
-    all_causes,
-    began_with_failure,
-    find_failures,
-    find_leavers,
-    find_vanished,
-    leaving_server,
-    too_few,
-    waiting_text,
+from rankspawn.launch.programs import Node
+from rankspawn.launch.rendezvous import participant
+from rankspawn.launch.rendezvous.fence import Fence, LeaseTimes, now
+from rankspawn.launch.rendezvous.job_state import JobState, JobTerms, Member, Phase
+from rankspawn.launch.rendezvous.node_logic import NodeLogic, Write
+from rankspawn.launch.rendezvous.records import Keys, read_group, read_member, read_state
+from rankspawn.launch.rendezvous.store import (
+    Changes,
+    LeaseExpiredError,
+    RevisionGoneError,
+    Snapshot,
+    Store,
+    StoreError,
+    StoreUnreachableError,
 )
-from rankspawn.launch.rendezvous.dismissals import dismiss_blamed, patience_ends, send_away
-from rankspawn.launch.rendezvous.job_state import (
-    Cause,
-    JobState,
-    Member,
-    Phase,
-    Policy,
-)
-from rankspawn.launch.rendezvous.placement import (
-    assign_ranks,
-    choose_members,
-    describe_node,
-    eligible_members,
-    name_some,
-    unreachable_cause,
-)
+from rankspawn.launch.rendezvous.store_threads import RETRY_SECONDS, ChangeWatcher, LeaseKeeper
+from rankspawn.launch.session import JobResult
 
-__all__ = ["Memory", "Verdict", "look"]
-
-# How many leases a call may last.
-_CALL_LEASES = 1.5
-# Who does not answer for so long is worth a word; most answer within milliseconds.
-_CALM_SECONDS = 1.0
+logger: logging.Logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """What the leading node remembers from one look to the next; a new one begins with none.
-
-    Attributes:
-        stage: The run, phase and generation of the last look.
-        since: When that stage was first seen.
-        present: Who was there.
-        changed: When that last changed.
-        called: When the nodes were first seen to be called.
-        done: Nodes whose work in this generation is done, also if they are gone since.
-        free: Those of them on which nothing runs, so that nobody needs them any more.
-    """
-
-    stage: tuple[str, str, int] = ("", "", 0)
-    since: float = 0.0
-    present: frozenset[str] = frozenset()
-    changed: float = 0.0
-    called: float | None = None
-    done: frozenset[str] = frozenset()
-    free: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the leading node has to do.
-
-    Attributes:
-        memory: For the next look.
-        state: What the state should become; None to leave it.
-        wake_at: When to look again even if nothing changes.
-        waiting: What the job waits for, for people; empty if for nothing but its workers.
-    """
-
-    memory: Memory
-    state: JobState | None = None
-    wake_at: float | None = None
-    waiting: str = ""
-
-
-def look(
-    state: JobState | None,
-    members: Mapping[str, Member],
-    memory: Memory,
-    now: float,
-    *,
-    policy: Policy,
-    run_id: str,
-) -> Verdict:
-    """Decide what comes next.
+class Membership:
+    """A node's membership in its job: its lease, its entries, and what follows from those of all.
 
     Args:
-        state: What the store has; None if nothing yet.
-        members: Who is in the store, by name, read at the same moment as the state or later:
-            a member of the group that is not among them is gone, not still to come.
-        memory: Of the last look.
-        now: This node's clock, in seconds.
-        policy: This node's, for a run that it begins.
-        run_id: A new one, should a run begin.
+        store: The job's.
+        keys: Where its entries are.
+        terms: The job's.
+        me: This node; it joins under this name.
+        fence: Kills this node's workers if its lease may be lost.
+        post: Has a call made by the deciding thread.
+        held: Is told up to when the lease is safe, by the lease's own thread.
+
+    Raises:
+        StoreError: The store cannot be reached, or refuses.
     """
-    if state is None:
-        return Verdict(memory, JobState(run_id, policy))
-    if _is_over(state, members):
-        return Verdict(memory, JobState(run_id, policy, generation=state.generation))
-    memory = _remember(state, members, memory, now)
-    cleaned = send_away(state, members, memory.changed, now)
-    if cleaned != state:
-        return Verdict(memory, cleaned)
-    return _RULES[state.phase](state, members, memory, now)
 
-
-def _is_over(state: JobState, members: Mapping[str, Member]) -> bool:
-    """Only newcomers are left, who have nothing to do with this run."""
-    if not members:
-        return False
-    if state.phase is Phase.ENDED:
-        return all(
-            member.ignores == state.run_id or not state.concerns(member.name)
-            for member in members.values()
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        terms: JobTerms,
+        me: Member,
+        fence: Fence,
+        *,
+        post: Callable[[Callable[[], None]], None],
+        held: Callable[[float], None],
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._post = post
+        self._told_held = held
+        self._steps: list[participant.Step] = []
+        self._retry_at: float | None = None
+        sent = now()
+        self._lease = store.grant(terms.lease_seconds)
+        # A store may grant more time than was asked for; then there is more.
+        self._times = LeaseTimes(self._lease.seconds)
+        safe_until = self._times.safe_until(sent)
+        fence.extend(self._times.fence_at(sent))
+        held(safe_until)
+        ended = _ended_run(store, keys)
+        node = participant.NodeState(me.name, terms, ignores=ended, safe_until=safe_until)
+        self._logic = NodeLogic(keys, replace(me, ignores=ended), node, _new_id)
+        self._keeper = LeaseKeeper(
+            store,
+            self._lease,
+            self._times,
+            fence,
+            held=self._hear_held,
+            lost=lambda: post(lambda: self.feed(participant.LeaseEnded())),
         )
-    return bool(state.group) and not any(name in members for name in state.group)
+        self._watcher = ChangeWatcher(store, self._times.seconds / 2, self._hear)
+        self._watcher.watch(keys.job, None)
+
+    @property
+    def name(self) -> str:
+        """The name of this member."""
+        return self._logic.name
+
+    @property
+    def state(self) -> JobState | None:
+        """The state of the job; None while it is not known."""
+        return self._logic.state
+
+    @property
+    def node(self) -> participant.NodeState:
+        """The state of this node, from inside."""
+        return self._logic.node
+
+    @property
+    def waiting(self) -> str:
+        """What this node waits for, for people; empty if for nothing but its workers."""
+        state = self.state
+        if state is None or self.node.running:
+            return ""
+        if state.phase is Phase.ENDED:
+            return "an earlier run of this job is ending"
+        if state.phase is Phase.RUNNING and state.rank_of(self.name) < 0:
+            size = f"{len(state.group)} of at most {state.terms.max_nodes} nodes"
+            return f"the job runs with {size}; this one waits in reserve"
+        return self._logic.waiting
+
+    def feed(self, event: participant.Event) -> None:
+        """Take up an event."""
+        self._steps += self._logic.feed(event, now())
+
+    def take(self) -> list[participant.Step]:
+        """What follows from all events since the last call."""
+        taken, self._steps = self._steps, []
+        return taken
+
+    def describe_me(self, ports: tuple[int, ...]) -> None:
+        """Have the others see other ports of this node in the next generation."""
+        self._logic.describe_me(ports)
+
+    def write(self) -> None:
+        """Tell the store what it should be told."""
+        self._retry_at = None
+        for _ in range(10):  # what is taken may lead to more, but not for ever
+            writes = self._logic.writes(now())
+            if not writes or not self._write_all(writes):
+                return
+            self.feed(participant.Tick())
+
+    def wake_at(self) -> float | None:
+        """When something is due even if nothing happens."""
+        times = (self._logic.wake_at, self._retry_at)
+        return min((when for when in times if when is not None), default=None)
+
+    def read_nodes(self) -> tuple[Node, ...] | None:
+        """The nodes of the newest generation; None if they cannot be read right now."""
+        try:
+            entry = self._store.get(self._logic.group_key)
+        except StoreUnreachableError:
+            entry = None
+        if entry is None:
+            self._retry_at = now() + RETRY_SECONDS
+            return None
+        return read_group(entry.value)
+
+    def see_off(self, result: JobResult, until: float) -> bool:
+        """Whether all others have left, or need not be waited for."""
+        silent = {cause.node for cause in result.causes if cause.kind == "silent"}
+        try:
+            there = [read_member(entry) for entry in self._store.prefix(self._keys.nodes).entries]
+        except StoreError:
+            return True
+        run_id = "" if self.state is None else self.state.run_id
+        # Who came after the end waits for the next run, and its master.
+        names = {member.name for member in there if not run_id or member.ignores != run_id}
+        return not names - silent - {self.name} or now() >= until
+
+    def leave(self, *, revoke: bool = True) -> None:
+        """Let go of the lease, and of everything in the store if nobody else is there.
+
+        Args:
+            revoke: Have the store forget this node at once. Not if something of it may still
+                run: then it has to count as there until its lease ends.
+        """
+        self._keeper.stop()
+        self._watcher.stop()
+        if not revoke:
+            return
+        # If the store is gone, so is the need to tell it anything.
+        with contextlib.suppress(StoreError):
+            self._store.revoke(self._lease.id)
+            self._clean_up()
+
+    def join_threads(self) -> None:
+        """Wait for the end of a wait for changes; its store must have been closed."""
+        self._watcher.join()
+
+    def _clean_up(self) -> None:
+        """The last one to leave takes what is not bound to a lease."""
+        state = self.state
+        if state is None or state.phase is not Phase.ENDED:
+            return
+        left = self._store.prefix(self._keys.root).entries
+        if any(entry.key.startswith(self._keys.nodes) for entry in left):
+            return
+        for entry in left:
+            # By its revision: somebody may begin the next run just now.
+            self._store.swap(entry.key, entry.revision, None)
+
+    def _write_all(self, writes: list[Write]) -> bool:
+        """Have them made one after the other; False if not all could be."""
+        for write in writes:
+            try:
+                revision = self._make(write)
+            except LeaseExpiredError:
+                self.feed(participant.LeaseEnded())
+                return False
+            except StoreUnreachableError:
+                self._retry_at = now() + RETRY_SECONDS
+                return False
+            if revision is None:
+                # Another node was faster. Its change will be heard of.
+                self._write_all(self._logic.refused(write))
+                return False
+            self._logic.accepted(write, revision)
+        return True
+
+    def _make(self, write: Write) -> int | None:
+        lease = self._lease.id if write.leased else 0
+        if write.expected is not None:
+            return self._store.swap(write.key, write.expected, write.value, lease=lease)
+        if write.value is not None:
+            return self._store.put(write.key, write.value, lease=lease)
+        self._store.delete(write.key)
+        return 0
+
+    def _hear_held(self, safe_until: float) -> None:
+        """Tell up to when the lease is good; runs in the lease's thread."""
+        self._told_held(safe_until)
+        self._post(lambda: self.feed(participant.LeaseHeld(safe_until)))
+
+    def _hear(self, prefix: str, after: int | None, found: Snapshot | Changes | StoreError) -> None:
+        """Have the deciding thread learn what was found; runs in the changes' thread."""
+        self._post(lambda: self._learn(prefix, after, found))
+
+    def _learn(
+        self, prefix: str, after: int | None, found: Snapshot | Changes | StoreError
+    ) -> None:
+        if isinstance(found, Snapshot | Changes):
+            self._logic.learn(found, prefix)
+            after = found.revision
+        elif isinstance(found, RevisionGoneError):
+            after = None
+        wanted = self._logic.watched
+        self._watcher.watch(wanted, after if wanted == prefix else None)
+        self.feed(participant.Tick())
 
 
-def _remember(state: JobState, members: Mapping[str, Member], memory: Memory, now: float) -> Memory:
-    stage = (state.run_id, str(state.phase), state.generation)
-    if stage != memory.stage:
-        same_work = stage[0::2] == memory.stage[0::2]
-        kept = memory if same_work else Memory()
-        memory = Memory(stage, now, frozenset(members), now, done=kept.done, free=kept.free)
-    if memory.present != members.keys():
-        memory = replace(memory, present=frozenset(members), changed=now)
-    if state.calling != (memory.called is not None):
-        memory = replace(memory, called=now if state.calling else None)
-    if state.phase is Phase.RUNNING:
-        finished = {
-            name
-            for name in state.group
-            if name in members and members[name].news.done == state.generation
-        }
-        free = {name for name in finished if members[name].news.stopped >= state.generation}
-        memory = replace(memory, done=memory.done | finished, free=memory.free | free)
-    return memory
+def _ended_run(store: Store, keys: Keys) -> str:
+    """The run that has ended before this node came; empty if the last one goes on."""
+    entry = store.get(keys.state)
+    if entry is None:
+        return ""
+    state, _ = read_state(entry)
+    return state.run_id if state.phase is Phase.ENDED else ""
 
 
-def _gather(state: JobState, members: Mapping[str, Member], memory: Memory, now: float) -> Verdict:
-    leaving = leaving_server(members)
-    if leaving is not None:
-        return Verdict(memory, _end(state, [leaving]))
-    running = [
-        members[name]
-        for name in state.group
-        if name in members and members[name].news.stopped < state.generation
-    ]
-    if running:
-        names = [describe_node(one, state.rank_of(one.name)) for one in running]
-        text = f"{state.because}; waiting for the workers of {name_some(names)} to end"
-        return Verdict(memory, wake_at=patience_ends(state, members, memory.changed), waiting=text)
-    if state.blamed:
-        return Verdict(memory, dismiss_blamed(state, members))
-    eligible = eligible_members(state, members)
-    if not state.group and (cause := unreachable_cause(eligible)):
-        return Verdict(memory, _end(state, [cause]))
-    deadline = _forming_at(state, eligible, memory)
-    if deadline is not None and now >= deadline:
-        if len(eligible) < state.policy.min_nodes:
-            return Verdict(memory, _end(state, [*state.causes, too_few(state, eligible)]))
-        return _call(state, eligible, memory, now)
-    times = (deadline, patience_ends(state, members, memory.changed))
-    wake_at = min((time for time in times if time is not None), default=None)
-    return Verdict(memory, wake_at=wake_at, waiting=waiting_text(state, eligible, deadline))
-
-
-def _call(state: JobState, eligible: Sequence[Member], memory: Memory, now: float) -> Verdict:
-    """Form a generation of those who answer: one that was just killed still seems to be there."""
-    if not state.calling or memory.called is None:
-        return Verdict(memory, replace(state, calling=True))
-    policy = state.policy
-    ready = [member for member in eligible if member.news.ready > state.generation]
-    complete = len(ready) >= min(len(eligible), policy.max_nodes)
-    # By then a dead one's lease has ended. Who is only slow is worth the wait: it would be the
-    # reason for the next regroup.
-    deadline = memory.called + _CALL_LEASES * policy.lease_seconds
-    if len(ready) >= policy.min_nodes and (complete or now >= deadline):
-        return Verdict(memory, _form(state, ready))
-    if now < memory.called + _CALM_SECONDS:
-        return Verdict(memory, wake_at=memory.called + _CALM_SECONDS)
-    answered = {member.name for member in ready}
-    silent = [describe_node(one) for one in eligible if one.name not in answered]
-    text = f"{name_some(silent)} seems to be there, but does not answer"
-    return Verdict(memory, wake_at=deadline if now < deadline else None, waiting=text)
-
-
-def _forming_at(state: JobState, eligible: Sequence[Member], memory: Memory) -> float | None:
-    """When the next generation is formed, or given up, if nothing changes; None for never."""
-    policy = state.policy
-    never_before = memory.since
-    if not state.group and any(one.returned for one in eligible):
-        # The store is younger than the job: a node that has not found it yet may still run
-        # workers of before, until its old lease ends.
-        never_before += policy.lease_seconds
-    if len(eligible) >= policy.max_nodes:
-        return never_before
-    if len(eligible) < policy.min_nodes:
-        # Before its first generation a job waits for as long as its user does.
-        return memory.since + policy.elastic_timeout if state.group else None
-    if state.hold or not state.group:
-        return max(never_before, memory.since + policy.elastic_timeout)
-    if {one.name for one in eligible}.issuperset(state.group):
-        return never_before
-    return memory.changed + policy.settle_seconds
-
-
-def _form(state: JobState, eligible: Sequence[Member]) -> JobState:
-    chosen = choose_members(eligible, state.group, state.policy.max_nodes)
-    hosts = {member.name: member.host for member in chosen}
-    group = assign_ranks(chosen, state.group)
-    return replace(
-        state,
-        phase=Phase.RUNNING,
-        generation=state.generation + 1,
-        group=group,
-        hosts=tuple(hosts[name] for name in group),
-        restarts=state.restarts + bool(state.group),
-        calling=False,
-        because="",
-        hold=False,
-        causes=(),
-    )
-
-
-def _run(state: JobState, members: Mapping[str, Member], memory: Memory, now: float) -> Verdict:
-    policy = state.policy
-    failed = find_failures(state, members)
-    if failed:
-        if policy.elastic_level < 0:
-            return Verdict(memory, _end(state, failed))
-        blamed = failed[0].node if policy.elastic_level == 0 else ""
-        return Verdict(memory, _regroup(state, failed, blamed=blamed, hold=bool(blamed)))
-    if memory.done.issuperset(state.group):
-        return Verdict(memory, replace(state, phase=Phase.ENDED, causes=()))
-    lost = find_vanished(state, members, memory.free) + find_leavers(state, members, memory.free)
-    if lost:
-        if leaving_server(members) is not None or not policy.survives_loss:
-            return Verdict(memory, _end(state, lost))
-        return Verdict(memory, _regroup(state, lost))
-    return _admit(state, members, memory, now)
-
-
-def _admit(state: JobState, members: Mapping[str, Member], memory: Memory, now: float) -> Verdict:
-    """Regroup for nodes that came, if there is room; else they wait in reserve."""
-    joined = [one for one in eligible_members(state, members) if one.name not in state.group]
-    patience = patience_ends(state, members, memory.changed)
-    full = len(state.group) >= state.policy.max_nodes
-    # A newcomer is no reason to end a job, or to take up again what is nearly done.
-    if not joined or full or memory.done or state.restarts >= state.policy.max_restart:
-        return Verdict(memory, wake_at=patience)
-    settled = memory.changed + state.policy.settle_seconds
-    if now < settled and len(state.group) + len(joined) < state.policy.max_nodes:
-        return Verdict(memory, wake_at=min(settled, patience or settled))
-    text = f"{name_some([describe_node(one) for one in joined])} joined"
-    return Verdict(memory, _regroup(state, [Cause("joined", text)]))
-
-
-def _regroup(
-    state: JobState, causes: Sequence[Cause], *, blamed: str = "", hold: bool = False
-) -> JobState:
-    policy = state.policy
-    if state.restarts >= policy.max_restart:
-        used = f"not restarted: {state.restarts} of {policy.max_restart} restarts are used up"
-        return _end(state, [*causes, Cause("too often", used)])
-    return replace(
-        state,
-        phase=Phase.GATHERING,
-        because=causes[0].text.strip().rpartition("\n")[2],
-        blamed=blamed,
-        hold=hold,
-        causes=tuple(causes),
-    )
-
-
-def _end(state: JobState, causes: Sequence[Cause]) -> JobState:
-    return replace(state, phase=Phase.ENDING, causes=tuple(causes), blamed="", calling=False)
-
-
-def _finish(state: JobState, members: Mapping[str, Member], memory: Memory, now: float) -> Verdict:
-    """Wait for the answers of all that are there, so that the result names who is not."""
-    silent = [one for one in members.values() if not one.news.answered and state.concerns(one.name)]
-    policy = state.policy
-    # When a node dies, workers of the others fail because they lose their peers. So after a
-    # failure a silent node is worth the time until its lease ends, which tells the cause.
-    is_suspect = began_with_failure(state) and any(one.name in state.group for one in silent)
-    deadline = memory.since + (policy.lease_seconds if is_suspect else policy.answer_seconds)
-    if silent and now < deadline:
-        return Verdict(memory, wake_at=deadline)
-    causes = all_causes(state, members, memory.free, silent)
-    return Verdict(memory, replace(state, phase=Phase.ENDED, causes=causes))
-
-
-_Rule = Callable[[JobState, Mapping[str, Member], Memory, float], Verdict]
-_RULES: Mapping[Phase, _Rule] = {
-    Phase.GATHERING: _gather,
-    Phase.RUNNING: _run,
-    Phase.ENDING: _finish,
-    Phase.ENDED: lambda _state, _members, memory, _now: Verdict(memory),
-}
+def _new_id() -> str:
+    return secrets.token_hex(6)

@@ -1,53 +1,25 @@
 """What one node does about the state of its job: starts, stops, acknowledges, leaves.
 
-Pure: what happened goes in with the time of this node's clock, decisions for its agent come
-out, and what the node has to say to the others is in ``Mine.news``.
+Pure: what happened goes in with the time of this node's clock, steps for its session to take come
+out, and what the node has to say to the others is in ``NodeState.report``.
 
-Two things make sure that no worker of an old generation runs beside those of a new one. Once
-this node has said that a generation is stopped, it never starts it again, whatever old state
-it may still get to see. And past ``safe_until``, up to which its lease is certain, nothing
-starts under this name at all: what runs is killed, and the node comes back as another member.
+Two rules make sure that no worker of an old generation runs beside those of a new one; they are
+marked with "Never two generations".
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from rankspawn.launch.rendezvous.job_state import (
-    Cause,
-    JobState,
-    News,
-    Phase,
-    Policy,
-    Result,
-)
-
-__all__ = [
-    "AskedToLeave",
-    "Decision",
-    "Event",
-    "LeaseEnded",
-    "LeaseHeld",
-    "Mine",
-    "Over",
-    "Rejoin",
-    "Saw",
-    "Start",
-    "Stop",
-    "Tick",
-    "WorkerFailed",
-    "WorkersDone",
-    "WorkersStopped",
-    "step",
-]
-
+from rankspawn.launch.rendezvous.job_state import JobState, JobTerms, NodeReport, Phase
+from rankspawn.launch.session import Cause, JobResult
 
 _LOST = "this node lost contact with the others, and its workers were killed"
 
 
 @dataclass(frozen=True, slots=True)
 class Saw:
-    """The job's state in the store."""
+    """The job's state was read from the store."""
 
     state: JobState
 
@@ -66,7 +38,7 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time went by."""
+    """Nothing but time went by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,22 +102,22 @@ class Rejoin:
 class Over:
     """Nothing runs here, and this node's part in the job is over."""
 
-    result: Result
+    result: JobResult
 
 
 Event = (
     Saw | LeaseHeld | LeaseEnded | Tick | WorkerFailed | WorkersDone | WorkersStopped | AskedToLeave
 )
-Decision = Start | Stop | Rejoin | Over
+Step = Start | Stop | Rejoin | Over
 
 
 @dataclass(frozen=True, slots=True)
-class Mine:
-    """One node's own side.
+class NodeState:
+    """The state of one node, as it knows it itself.
 
     Attributes:
         name: The member that it is.
-        policy: The terms of its job.
+        terms: Those of its job.
         ignores: The run that had ended before this node came.
         safe_until: Its lease cannot have ended before this time of its clock.
         running: The generation whose workers run here; 0 for none.
@@ -154,108 +126,112 @@ class Mine:
         fenced: The lease may end, or has.
         result: The end of the job, as far as it concerns this node, if it is known.
         over: Nothing more comes.
-        news: What it says to the others.
+        report: What it says to the others.
     """
 
     name: str
-    policy: Policy
+    terms: JobTerms
     ignores: str = ""
     safe_until: float = 0.0
     running: int = 0
     stopping: bool = False
     killing: bool = False
     fenced: bool = False
-    result: Result | None = None
+    result: JobResult | None = None
     over: bool = False
-    news: News = field(default_factory=News)
+    report: NodeReport = field(default_factory=NodeReport)
 
 
-_Step = tuple[Mine, tuple[Decision, ...]]
+_Reaction = tuple[NodeState, tuple[Step, ...]]
 
 
-def step(mine: Mine, event: Event, now: float) -> _Step:
+def react(node: NodeState, event: Event, now: float) -> _Reaction:
     """What becomes of this node, and what its agent has to do.
 
     After any other event the caller feeds the last state that it saw once more: only there is
     it decided whether the node can go.
     """
-    if mine.over:
-        return mine, ()
-    mine = _note(mine, event, now)
-    if not mine.fenced and (now >= mine.safe_until or isinstance(event, LeaseEnded)):
-        mine = replace(mine, fenced=True)
-    if mine.fenced:
-        return _step_fenced(mine)
+    if node.over:
+        return node, ()
+    node = _note(node, event, now)
+    # Never two generations: past the time up to which its lease is certain, nothing starts under
+    # this name at all. What runs is killed, and the node comes back as another member.
+    if not node.fenced and (now >= node.safe_until or isinstance(event, LeaseEnded)):
+        node = replace(node, fenced=True)
+    if node.fenced:
+        return _react_fenced(node)
     if isinstance(event, Saw):
-        return _follow(mine, event.state)
-    if mine.running and mine.news.failed == mine.running:
-        return _stop(mine, "a worker of this node failed")
-    if mine.running and mine.news.leaving is not None:
-        return _stop(mine, mine.news.leaving.text)
-    return mine, ()
+        return _follow(node, event.state)
+    if node.running and node.report.failed == node.running:
+        return _stop(node, "a worker of this node failed")
+    if node.running and node.report.leaving is not None:
+        return _stop(node, node.report.leaving.text)
+    return node, ()
 
 
-def _note(mine: Mine, event: Event, now: float) -> Mine:
+def _note(node: NodeState, event: Event, now: float) -> NodeState:
     """Take up the facts of an event; what follows from them is decided elsewhere."""
-    news = mine.news
+    report = node.report
     match event:
-        case LeaseHeld(safe_until) if not mine.fenced:
-            return replace(mine, safe_until=safe_until)
-        case WorkersStopped(generation) if generation == mine.running:
-            return _without_workers(mine)
-        case WorkersDone(generation, gone) if generation == mine.running:
-            mine = replace(mine, news=replace(news, done=generation))
-            return _without_workers(mine) if gone else mine
-        case WorkerFailed(generation, cause) if generation == mine.running and not mine.stopping:
+        case LeaseHeld(safe_until) if not node.fenced:
+            return replace(node, safe_until=safe_until)
+        case WorkersStopped(generation) if generation == node.running:
+            return _without_workers(node)
+        case WorkersDone(generation, gone) if generation == node.running:
+            node = replace(node, report=replace(report, done=generation))
+            return _without_workers(node) if gone else node
+        case WorkerFailed(generation, cause) if generation == node.running and not node.stopping:
             # Workers that fail after they were told to stop are victims, no causes; and so are
             # those that the fence has killed before anybody here looked at the clock.
-            if mine.fenced or now >= mine.safe_until:
-                return mine
-            return replace(mine, news=replace(news, failed=generation, cause=cause))
-        case AskedToLeave(cause) if news.leaving is None:
-            return replace(mine, news=replace(news, leaving=cause))
-    return mine
+            if node.fenced or now >= node.safe_until:
+                return node
+            return replace(node, report=replace(report, failed=generation, cause=cause))
+        case AskedToLeave(cause) if report.leaving is None:
+            return replace(node, report=replace(report, leaving=cause))
+    return node
 
 
-def _without_workers(mine: Mine) -> Mine:
-    news = replace(mine.news, stopped=max(mine.news.stopped, mine.running))
-    return replace(mine, running=0, stopping=False, news=news)
+def _without_workers(node: NodeState) -> NodeState:
+    report = replace(node.report, stopped=max(node.report.stopped, node.running))
+    return replace(node, running=0, stopping=False, report=report)
 
 
-def _follow(mine: Mine, state: JobState) -> _Step:
-    rank = state.rank_of(mine.name)
-    result = _result_for(mine, state, rank)
-    if result != mine.result:
-        mine = replace(mine, result=result)
+def _follow(node: NodeState, state: JobState) -> _Reaction:
+    rank = state.rank_of(node.name)
+    result = _result_for(node, state, rank)
+    if result != node.result:
+        node = replace(node, result=result)
     if state.phase is Phase.ENDING:
-        mine = replace(mine, news=replace(mine.news, answered=True))
-    if state.calling and not mine.running:
-        mine = replace(mine, news=replace(mine.news, ready=state.generation + 1))
-    is_mine = state.phase is Phase.RUNNING and rank >= 0
-    if mine.running:
-        if is_mine and mine.running == state.generation and mine.result is None:
-            return mine, ()
-        is_success = mine.result is not None and mine.result.succeeded
-        return _stop(mine, _reason(state), succeeded=is_success)
-    if is_mine and state.generation > mine.news.stopped and mine.news.leaving is None:
-        return replace(mine, running=state.generation), (Start(state.generation),)
-    if rank >= 0 and not is_mine:
+        node = replace(node, report=replace(node.report, answered=True))
+    if state.calling and not node.running:
+        node = replace(node, report=replace(node.report, ready=state.generation + 1))
+    takes_part = state.phase is Phase.RUNNING and rank >= 0
+    if node.running:
+        if takes_part and node.running == state.generation and node.result is None:
+            return node, ()
+        is_success = node.result is not None and node.result.succeeded
+        return _stop(node, _reason(state), succeeded=is_success)
+    # Never two generations: what this node has said to be stopped it never starts again, whatever
+    # old state it may still get to see.
+    if takes_part and state.generation > node.report.stopped and node.report.leaving is None:
+        return replace(node, running=state.generation), (Start(state.generation),)
+    if rank >= 0 and not takes_part:
         # Also for a generation that was never started here: now it never will be.
-        stopped = max(mine.news.stopped, state.generation)
-        mine = replace(mine, news=replace(mine.news, stopped=stopped))
-    return _settle(mine)
+        stopped = max(node.report.stopped, state.generation)
+        node = replace(node, report=replace(node.report, stopped=stopped))
+    return _go_if_over(node)
 
 
-def _result_for(mine: Mine, state: JobState, rank: int) -> Result | None:
+def _result_for(node: NodeState, state: JobState, rank: int) -> JobResult | None:
     """How this node's part ends, if it does."""
-    if state.phase is Phase.ENDED and state.run_id != mine.ignores and state.concerns(mine.name):
+    if state.phase is Phase.ENDED and state.run_id != node.ignores and state.concerns(node.name):
         return state.result
-    for one in state.dismissed:
-        if one.name == mine.name:
-            return Result((one.cause,), state.restarts)
-    if mine.news.leaving is not None and (rank < 0 or state.phase is Phase.GATHERING):
+    for refusal in state.refused:
+        if refusal.name == node.name:
+            return JobResult((refusal.cause,))
+    if node.report.leaving is not None and (rank < 0 or state.phase is Phase.GATHERING):
         # The others know of it, or have no need to.
-        return Result((mine.news.leaving,), state.restarts)
+        return JobResult((node.report.leaving,))
     return None
 
 
@@ -265,35 +241,37 @@ def _reason(state: JobState) -> str:
     return state.because or "the job has ended"
 
 
-def _stop(mine: Mine, reason: str, *, succeeded: bool = False) -> _Step:
-    if mine.stopping:
-        return mine, ()
-    return replace(mine, stopping=True), (Stop(mine.running, reason, succeeded=succeeded),)
+def _stop(node: NodeState, reason: str, *, succeeded: bool = False) -> _Reaction:
+    if node.stopping:
+        return node, ()
+    return replace(node, stopping=True), (Stop(node.running, reason, succeeded=succeeded),)
 
 
-def _settle(mine: Mine) -> _Step:
+def _go_if_over(node: NodeState) -> _Reaction:
     """Go, once the end is known and nothing runs."""
-    if mine.running or mine.result is None:
-        return mine, ()
-    return replace(mine, over=True), (Over(mine.result),)
+    if node.running or node.result is None:
+        return node, ()
+    return replace(node, over=True), (Over(node.result),)
 
 
-def _step_fenced(mine: Mine) -> _Step:
+def _react_fenced(node: NodeState) -> _Reaction:
     """Nothing may run under this name any more."""
-    if mine.running:
-        if mine.killing:
-            return mine, ()
-        stop = Stop(mine.running, "this node lost contact with the others", at_once=True)
-        return replace(mine, stopping=True, killing=True), (stop,)
-    if mine.result is not None:
-        return _settle(mine)
-    news = mine.news
-    failed = news.cause if news.failed == news.stopped and mine.policy.elastic_level < 1 else None
+    if node.running:
+        if node.killing:
+            return node, ()
+        stop = Stop(node.running, "this node lost contact with the others", at_once=True)
+        return replace(node, stopping=True, killing=True), (stop,)
+    if node.result is not None:
+        return _go_if_over(node)
+    report = node.report
+    failed = (
+        report.cause if report.failed == report.stopped and node.terms.elastic_level < 1 else None
+    )
     # Who was never part of a generation has nothing to lose, and waits on for the others.
-    goes_on = mine.policy.survives_loss or not news.stopped
-    if news.leaving is None and failed is None and goes_on:
-        return replace(mine, over=True), (Rejoin(),)
-    lost = Cause("lost", _LOST, node=mine.name)
+    goes_on = node.terms.survives_loss or not report.stopped
+    if report.leaving is None and failed is None and goes_on:
+        return replace(node, over=True), (Rejoin(),)
+    lost = Cause("lost", _LOST, node=node.name)
     # A worker that failed while nobody could be told has most likely lost its peers.
-    causes = (news.leaving,) if news.leaving else (lost, failed) if failed else (lost,)
-    return replace(mine, over=True), (Over(Result(causes)),)
+    causes = (report.leaving,) if report.leaving else (lost, failed) if failed else (lost,)
+    return replace(node, over=True), (Over(JobResult(causes)),)

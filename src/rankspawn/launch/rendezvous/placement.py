@@ -1,4 +1,4 @@
-"""Which nodes take part, which rank each of them gets, and who is missing.
+"""Which nodes take part, which are refused, which rank each gets, and who is missing.
 
 Pure. A given rank is honoured whenever it is below the number of nodes; the master's node is
 node 0; whoever had a rank keeps it if it is still there; the others fill the gaps in the order
@@ -8,22 +8,11 @@ in which they came.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from rankspawn.launch.rendezvous.job_state import Cause, Dismissal, JobState, Member, Policy
+from rankspawn.launch.rendezvous.job_state import JobState, JobTerms, Member, Phase, Refusal
+from rankspawn.launch.session import Cause
 from rankspawn.plan.topology import is_loopback
-
-__all__ = [
-    "assign_ranks",
-    "choose_members",
-    "describe_missing",
-    "describe_node",
-    "eligible_members",
-    "find_objections",
-    "find_twins",
-    "find_unreachable",
-    "name_some",
-    "unreachable_cause",
-]
 
 # Lists of nodes in messages end here: a thousand addresses help nobody.
 _NAMED_AT_MOST = 8
@@ -38,52 +27,54 @@ def describe_node(member: Member, rank: int = -1) -> str:
     )
 
 
-def name_some(words: Sequence[str]) -> str:
+def name_some(names: Sequence[str]) -> str:
     """The first few of them, and how many more there are."""
-    some = ", ".join(words[:_NAMED_AT_MOST])
-    more = len(words) - _NAMED_AT_MOST
+    some = ", ".join(names[:_NAMED_AT_MOST])
+    more = len(names) - _NAMED_AT_MOST
     return f"{some} and {more} more" if more > 0 else some
 
 
 def eligible_members(state: JobState, members: Mapping[str, Member]) -> list[Member]:
     """Those who could be part of the next generation, in the order in which they came."""
-    sent_away = {one.name for one in state.dismissed} | {state.blamed}
+    refused = {refusal.name for refusal in state.refused} | {state.blamed}
     staying = [
         member
         for member in sorted(members.values(), key=_arrival)
-        if member.name not in sent_away and member.news.leaving is None
+        if member.name not in refused and member.report.leaving is None
     ]
-    objected = {one.name for one in find_objections(state, staying)}
+    objected = {refusal.name for refusal in find_objections(state, staying)}
     twins = {twin.name for twin, _ in find_twins(state, staying)}
-    return [one for one in staying if one.name not in objected and one.name not in twins]
+    return [
+        member for member in staying if member.name not in objected and member.name not in twins
+    ]
 
 
-def find_objections(state: JobState, staying: Iterable[Member]) -> list[Dismissal]:
+def find_objections(state: JobState, staying: Iterable[Member]) -> list[Refusal]:
     """Members that can never take part, with the reason; those of the group never are."""
     there = {member.name: member for member in staying}
     group_names = set(state.group)
     group = _representatives([there[name] for name in state.group if name in there])
-    server = next((one for one in there.values() if one.serves), None)
-    terms = state.policy.terms
+    server = next((member for member in there.values() if member.serves), None)
+    flags = state.terms.flags
     found = []
     for member in there.values():
         if member.name in group_names:
             continue
         text = (
-            _other_terms(member, terms)
-            or _impossible_rank(member, server, state.policy.max_nodes)
+            _other_flags(member, flags)
+            or _impossible_rank(member, server, state.terms.max_nodes)
             or _unreachable_text(find_unreachable([*group, member]) if group else None)
         )
         if text:
-            cause = Cause("refused", text, node=member.name, host=member.host)
-            found.append(Dismissal(member.name, cause))
+            cause = Cause("refused", text, node=member.name)
+            found.append(Refusal(member.name, cause))
     return found
 
 
-def _other_terms(member: Member, terms: str) -> str:
-    if not member.terms or member.terms == terms:
+def _other_flags(member: Member, flags: str) -> str:
+    if not member.flags or member.flags == flags:
         return ""
-    theirs, ours = _flags(member.terms), _flags(terms)
+    theirs, ours = _split_flags(member.flags), _split_flags(flags)
     other = " ".join(flag for flag in theirs if flag not in ours)
     wanted = " ".join(flag for flag in ours if flag not in theirs)
     return (
@@ -92,9 +83,9 @@ def _other_terms(member: Member, terms: str) -> str:
     )
 
 
-def _flags(terms: str) -> list[str]:
+def _split_flags(flags: str) -> list[str]:
     """Each flag with its value."""
-    return [f"--{flag.strip()}" for flag in terms.split("--") if flag]
+    return [f"--{flag.strip()}" for flag in flags.split("--") if flag]
 
 
 def _impossible_rank(member: Member, server: Member | None, most: int) -> str:
@@ -117,12 +108,12 @@ def find_twins(state: JobState, staying: Iterable[Member]) -> list[tuple[Member,
     """Members whose given rank an earlier one has, each with that one.
 
     A node that was killed and started again meets its former self until that one's lease ends,
-    so this alone is no reason to send anybody away.
+    so this alone is no reason to refuse anybody.
     """
     first: dict[int, Member] = {}
     found = []
     given = [member for member in staying if member.given_rank >= 0]
-    given.sort(key=lambda one: (one.name not in state.group, _arrival(one)))
+    given.sort(key=lambda member: (member.name not in state.group, _arrival(member)))
     for member in given:
         holder = first.setdefault(member.given_rank, member)
         if holder is not member:
@@ -166,14 +157,95 @@ def unreachable_cause(members: Sequence[Member]) -> Cause | None:
     if found is None:
         return None
     text = _unreachable_text(found)
-    return Cause("refused", text, node=found[0].name, host=found[0].host)
+    return Cause("refused", text, node=found[0].name)
+
+
+def refuse_members(
+    state: JobState, members: Mapping[str, Member], changed: float, now: float
+) -> JobState:
+    """The same state, with those refused who can never take part.
+
+    Args:
+        state: The job's.
+        members: Who is there.
+        changed: When that last changed.
+        now: The same clock now.
+    """
+    if state.phase in (Phase.ENDING, Phase.ENDED):
+        return state
+    kept = tuple(refusal for refusal in state.refused if refusal.name in members)
+    known = {refusal.name for refusal in kept}
+    others = [member for member in members.values() if member.name not in known]
+    fresh = find_objections(state, others)
+    if now >= changed + _tolerance(state.terms):
+        fresh += [_refuse_twin(twin, holder) for twin, holder in find_twins(state, others)]
+        fresh += [_refuse_surplus(state, member) for member in _surplus(state, others)]
+    first: dict[str, Refusal] = {}
+    for refusal in fresh:
+        first.setdefault(refusal.name, refusal)
+    return replace(state, refused=kept + tuple(first.values()))
+
+
+def _surplus(state: JobState, members: Iterable[Member]) -> list[Member]:
+    """Members that come to a complete job of fixed size."""
+    if state.phase is not Phase.RUNNING:
+        return []
+    return [member for member in members if not state.concerns(member.name)]
+
+
+def _tolerance(terms: JobTerms) -> float:
+    """Seconds for which a member is tolerated that may only have come too early."""
+    # Longer than a lease, with which the former selves of restarted nodes go.
+    return 1.5 * terms.lease_seconds
+
+
+def tolerated_until(state: JobState, members: Mapping[str, Member], changed: float) -> float | None:
+    """When somebody is to be refused who is tolerated now; None if there is nobody."""
+    refused = {refusal.name for refusal in state.refused}
+    others = [member for member in members.values() if member.name not in refused]
+    if find_twins(state, others) or _surplus(state, others):
+        return changed + _tolerance(state.terms)
+    return None
+
+
+def refuse_blamed(state: JobState, members: Mapping[str, Member]) -> JobState:
+    """Refuse the node whose worker failed first, unless another one is gone.
+
+    When a node dies, workers of the others fail because they lose their peers; then those are
+    victims, and their nodes stay.
+    """
+    blamed = members.get(state.blamed)
+    somebody_gone = any(name not in members for name in state.group)
+    if blamed is None or somebody_gone or blamed.report.cause is None:
+        return replace(state, blamed="")
+    refused = (*state.refused, Refusal(blamed.name, blamed.report.cause))
+    return replace(state, blamed="", refused=refused)
+
+
+def _refuse_twin(twin: Member, holder: Member) -> Refusal:
+    """The refusal of a node whose given rank another one has."""
+    text = (
+        f"{describe_node(twin)} and {describe_node(holder)} were both given --rank "
+        f"{twin.given_rank}: give each node its own, or none"
+    )
+    return Refusal(twin.name, Cause("refused", text, node=twin.name))
+
+
+def _refuse_surplus(state: JobState, member: Member) -> Refusal:
+    """The refusal of a node that comes to a complete job of fixed size."""
+    text = (
+        f"{describe_node(member)} came too late: all {len(state.group)} nodes of the job are there "
+        f"({name_some(state.hosts)}), and their number is fixed"
+    )
+    return Refusal(member.name, Cause("refused", text, node=member.name))
 
 
 def choose_members(eligible: Sequence[Member], previous: Sequence[str], count: int) -> list[Member]:
     """At most ``count`` of them: the master's node, then who was there before, then by arrival."""
     before = set(previous)
     ordered = sorted(
-        eligible, key=lambda one: (not one.serves, one.name not in before, _arrival(one))
+        eligible,
+        key=lambda member: (not member.serves, member.name not in before, _arrival(member)),
     )
     return ordered[:count]
 
@@ -191,23 +263,25 @@ def assign_ranks(chosen: Sequence[Member], previous: Sequence[str]) -> tuple[str
 
     left = list(chosen)
     claims = (
-        lambda one: 0 if one.serves else -1,
-        lambda one: one.given_rank,
-        lambda one: former.get(one.name, -1),
+        lambda member: 0 if member.serves else -1,
+        lambda member: member.given_rank,
+        lambda member: former.get(member.name, -1),
     )
     for wish in claims:
         left = [member for member in left if not claim(member, wish(member))]
     # A given rank that is too high now still decides the order.
     late = len(previous) + len(chosen)
-    left.sort(key=lambda one: (one.given_rank, former.get(one.name, late), _arrival(one)))
+    left.sort(
+        key=lambda member: (member.given_rank, former.get(member.name, late), _arrival(member))
+    )
     names = iter(left)
     return tuple(slot if slot is not None else next(names).name for slot in slots)
 
 
-def describe_missing(policy: Policy, present: Sequence[Member], wanted: int) -> str:
+def describe_missing(terms: JobTerms, present: Sequence[Member], wanted: int) -> str:
     """Who has not come yet, as exactly as it can be known."""
     hosts = {member.host for member in present}
-    absent = [host for host in policy.expected if host not in hosts]
+    absent = [host for host in terms.expected if host not in hosts]
     if absent:
         return name_some(absent)
     given = {member.given_rank for member in present if member.given_rank >= 0}

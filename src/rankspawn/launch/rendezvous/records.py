@@ -6,8 +6,8 @@
       job/state     what all agree on, changed by compare-and-swap       watched by every node
       job/leader    the name of the leading node, bound to its lease     watched by every node
       job/waiting   what the job waits for, for people                   watched by every node
-      groups/<g>-…  addresses, ports and devices of generation g         read once by its nodes
-      nodes/<name>  a node and its news, bound to its lease              watched by the leading one
+      groups/<g>-…  addresses and ports of generation g                  read once by its nodes
+      nodes/<name>  a node and its report, bound to its lease            watched by the leading one
 
 So a change of one of a thousand nodes goes to one of them, and only what all must know to all.
 """
@@ -21,48 +21,40 @@ from typing import Any
 
 from rankspawn.launch.programs import Node
 from rankspawn.launch.rendezvous.job_state import (
-    Cause,
-    Dismissal,
     JobState,
+    JobTerms,
     Member,
-    News,
+    NodeReport,
     Phase,
-    Policy,
+    Refusal,
 )
 from rankspawn.launch.rendezvous.store import Entry
-
-__all__ = [
-    "Keys",
-    "clip",
-    "read_group",
-    "read_member",
-    "read_state",
-    "write_group",
-    "write_member",
-    "write_state",
-]
+from rankspawn.launch.session import Cause
 
 # A report of this length has the whole traceback and the end of the log; a longer one is cut in
 # the middle, because what happened stands at its end and who it was at its beginning.
 LONGEST_TEXT = 16_384
+# Fields whose names in a store are others: nodes with another version of this may be in the job.
+_STATE_NAMES = {"terms": "policy", "refused": "dismissed"}
+_MEMBER_NAMES = {"flags": "terms", "report": "news"}
 
 
 class Keys:
-    """Where the entries of one job are."""
+    """The keys of one job's entries."""
 
     def __init__(self, job_id: str) -> None:
         # Escaped, or the entries of a job "a/b" would be among those of the job "a".
         escaped = job_id.replace("%", "%25").replace("/", "%2F")
-        self.root = f"rankspawn/{escaped}/"
-        self.job = f"{self.root}job/"
-        self.state = f"{self.job}state"
-        self.leader = f"{self.job}leader"
-        self.waiting = f"{self.job}waiting"
-        self.nodes = f"{self.root}nodes/"
-        self.groups = f"{self.root}groups/"
+        self.root: str = f"rankspawn/{escaped}/"
+        self.job: str = f"{self.root}job/"
+        self.state: str = f"{self.job}state"
+        self.leader: str = f"{self.job}leader"
+        self.waiting: str = f"{self.job}waiting"
+        self.nodes: str = f"{self.root}nodes/"
+        self.groups: str = f"{self.root}groups/"
 
     def node(self, name: str) -> str:
-        """Of one member."""
+        """The key of a member's entry."""
         return self.nodes + name
 
 
@@ -77,39 +69,43 @@ def clip(text: str) -> str:
 
 def write_state(state: JobState, group_key: str) -> str:
     """The job's state as text, with where its newest group is described."""
-    return _dump({**dataclasses.asdict(state), "group_key": group_key})
+    return _dump({**_renamed(dataclasses.asdict(state), _STATE_NAMES), "group_key": group_key})
 
 
 def read_state(entry: Entry) -> tuple[JobState, str]:
     """The job's state, and where its newest group is described."""
     data = json.loads(entry.value)
     group_key = data.pop("group_key")
-    policy = Policy(**_tuples(data.pop("policy")))
+    terms = JobTerms(**_tuples(data.pop("policy")))
     phase = Phase(data.pop("phase"))
-    causes = tuple(Cause(**one) for one in data.pop("causes"))
-    dismissed = tuple(
-        Dismissal(one["name"], Cause(**one["cause"])) for one in data.pop("dismissed")
+    causes = tuple(Cause(**fields) for fields in data.pop("causes"))
+    refused = tuple(
+        Refusal(fields["name"], Cause(**fields["cause"])) for fields in data.pop("dismissed")
     )
-    state = JobState(
-        policy=policy, phase=phase, causes=causes, dismissed=dismissed, **_tuples(data)
-    )
+    state = JobState(terms=terms, phase=phase, causes=causes, refused=refused, **_tuples(data))
     return state, group_key
 
 
 def write_member(member: Member) -> str:
-    """A node and its news as text; its order is the store's to know."""
-    data = dataclasses.asdict(member)
+    """A node and its report as text; its order is the store's to know."""
+    data = _renamed(dataclasses.asdict(member), _MEMBER_NAMES)
     del data["order"], data["updated"]
     return _dump(data)
 
 
 def read_member(entry: Entry) -> Member:
-    """A node and its news."""
+    """A node and its report."""
     data = json.loads(entry.value)
-    news = data.pop("news")
+    flags, report = data.pop("terms"), data.pop("news")
     for name in ("cause", "leaving"):
-        news[name] = news[name] and Cause(**news[name])
-    return Member(news=News(**news), order=entry.created, updated=entry.revision, **_tuples(data))
+        report[name] = report[name] and Cause(**report[name])
+    return Member(
+        flags=flags,
+        report=NodeReport(**report),
+        order=entry.created,
+        updated=entry.revision,
+        **_tuples(data),
+    )
 
 
 def write_group(names: Sequence[str], members: Mapping[str, Member]) -> str:
@@ -125,17 +121,16 @@ def read_group(text: str) -> tuple[Node, ...]:
 
 
 def _describe(member: Member) -> dict[str, Any]:
-    return {
-        "host": member.host,
-        "ports": member.ports,
-        "devices": member.devices,
-        "name": member.name,
-    }
+    return {"host": member.host, "ports": member.ports, "name": member.name}
+
+
+def _renamed(data: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in data.items()}
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON knows only lists."""
-    return {key: tuple(one) if isinstance(one, list) else one for key, one in data.items()}
+    """The same with tuples for lists, the only sequences that JSON knows."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
 
 
 def _dump(data: object) -> str:

@@ -1,6 +1,6 @@
 """What the embedded master does for a request: from one JSON object to another.
 
-No socket in here. A request to wait for changes that are not there yet is parked, and answered
+No socket in here. A request to wait for changes that are not there yet waits, and is answered
 when they come or its time is up; all others are answered at once.
 """
 
@@ -19,8 +19,6 @@ from rankspawn.launch.rendezvous.store import (
     StoreRefusedError,
 )
 
-__all__ = ["Parked", "Service"]
-
 # Nobody needs a longer lease, and memory that is bound to one should come free some day.
 LONGEST_LEASE = 3600.0
 LONGEST_WAIT = 60.0
@@ -29,7 +27,7 @@ _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class WaitingRequest:
     """A request that waits for changes."""
 
     prefix: str
@@ -58,7 +56,7 @@ class Service:
             "changes": self._changes,
         }
 
-    def answer(self, payload: bytes, now: float) -> bytes | Parked:
+    def answer(self, payload: bytes, now: float) -> bytes | WaitingRequest:
         """The answer to a request, or its place in the queue."""
         try:
             request = _Request(payload)
@@ -70,15 +68,15 @@ class Service:
             return _error("revision", error)
         except (StoreRefusedError, _BadRequestError, UnicodeError) as error:
             return _error("refused", error)
-        return result if isinstance(result, Parked) else _encode({"ok": result})
+        return result if isinstance(result, WaitingRequest) else _encode({"ok": result})
 
-    def answer_parked(self, parked: Parked) -> bytes:
+    def answer_waiting(self, waiting_request: WaitingRequest) -> bytes:
         """The answer to a request whose changes have come, or whose time is up."""
         try:
-            changes = self.values.changes(parked.prefix, parked.after)
+            changes = self.values.changes(waiting_request.prefix, waiting_request.after)
         except RevisionGoneError as error:
             return _error("revision", error)
-        entries = [_plain(one) for one in changes.entries]
+        entries = [_plain(entry) for entry in changes.entries]
         return _encode({"ok": [changes.revision, entries, list(changes.deleted)]})
 
     def _get(self, request: _Request, _now: float) -> object:
@@ -121,11 +119,11 @@ class Service:
 
     def _changes(self, request: _Request, now: float) -> object:
         wait = request.seconds("wait", LONGEST_WAIT)
-        parked = Parked(request.text("prefix"), request.whole("after"), now + wait)
-        changes = self.values.changes(parked.prefix, parked.after)
+        waiting_request = WaitingRequest(request.text("prefix"), request.whole("after"), now + wait)
+        changes = self.values.changes(waiting_request.prefix, waiting_request.after)
         if not changes.entries and not changes.deleted and wait:
-            return parked
-        entries = [_plain(one) for one in changes.entries]
+            return waiting_request
+        entries = [_plain(entry) for entry in changes.entries]
         return [changes.revision, entries, list(changes.deleted)]
 
 

@@ -1,8 +1,8 @@
 """One node's part in a job: what the launcher's agent talks to.
 
-The agent waits for :meth:`Session.fileno` together with its processes and signals, takes what it
-has to do, and says what becomes of its workers. Nothing here blocks it: a thread decides and
-writes, one keeps the lease, one waits for changes (``link``, ``keeping``).
+The agent waits for its descriptor together with its processes and signals, takes what it has to
+do, and says what becomes of its workers. Nothing here blocks it: a thread decides and writes, one
+keeps the lease, one waits for changes (``membership``, ``store_threads``).
 """
 
 from __future__ import annotations
@@ -17,29 +17,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
+from rankspawn.interrupts import join_patiently
+from rankspawn.launch.flags import CANNOT_EXECUTE, WRONG_USAGE, UsageError
 from rankspawn.launch.rendezvous import participant
-from rankspawn.launch.rendezvous.addresses import machine_id
 from rankspawn.launch.rendezvous.causes import name_silent_store
-from rankspawn.launch.rendezvous.decisions import (
-    Decision,
+from rankspawn.launch.rendezvous.fence import Fence, now
+from rankspawn.launch.rendezvous.job_state import JobTerms, Member
+from rankspawn.launch.rendezvous.membership import Membership
+from rankspawn.launch.rendezvous.records import Keys, clip
+from rankspawn.launch.rendezvous.store import StoreRefusedError, StoreUnreachableError
+from rankspawn.launch.rendezvous.stores import OpenStore, machine_id
+from rankspawn.launch.session import (
+    Cause,
+    Instruction,
     JobOver,
+    JobResult,
+    Outbox,
     StartWorkers,
     StopWorkers,
     Waiting,
 )
-from rankspawn.launch.rendezvous.fence import Fence
-from rankspawn.launch.rendezvous.job_state import Cause, Member, Policy, Result
-from rankspawn.launch.rendezvous.lease_times import now
-from rankspawn.launch.rendezvous.link import Link
-from rankspawn.launch.rendezvous.opening import Opened
-from rankspawn.launch.rendezvous.outbox import Outbox
-from rankspawn.launch.rendezvous.records import Keys, clip
-from rankspawn.launch.rendezvous.store import StoreRefusedError, StoreUnreachableError
-from rankspawn.workers.wakeup import join_patiently
+from rankspawn.workers.marker import new_mark
 
-__all__ = ["Session"]
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.launch.session import FreshPorts
 
-logger = logging.getLogger(__name__)
+logger: logging.Logger = logging.getLogger(__name__)
 
 # Between two tries to reach a store, and how long a refusal may be a master's that is just
 # making room for the next one.
@@ -51,41 +55,38 @@ _SEE_OFF_SECONDS = 0.1
 _LAST_GRACE = 0.15
 
 
-class Session:
-    """Takes part in a job until it is over.
+class SharedSession:
+    """The session of a job of several nodes, in which it takes part until that is over.
 
     Args:
         opened: The job's store, and the master if this node serves it; the session's own from
             now on, closed with it.
         job_id: Which job.
-        policy: Its terms.
+        terms: The job's.
         ports: One per worker of this node.
-        devices: One per worker, or none.
         given_rank: The rank that the user gave this node; -1 for none.
     """
 
     def __init__(
         self,
-        opened: Opened,
+        opened: OpenStore,
         *,
         job_id: str,
-        policy: Policy,
+        terms: JobTerms,
         ports: Sequence[int],
-        devices: Sequence[str] = (),
         given_rank: int = -1,
     ) -> None:
         self._opened = opened
         self._keys = Keys(job_id)
-        self._policy = policy
+        self._terms = terms
         self._me = Member(
             name="",
             host=opened.host,
             ports=tuple(ports),
-            devices=tuple(devices),
             given_rank=given_rank,
             serves=opened.master is not None,
             machine=machine_id(),
-            terms=policy.terms,
+            flags=terms.flags,
         )
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox = Outbox()
@@ -98,7 +99,7 @@ class Session:
         self._leave_by: float | None = None
         self._closing = self._hurry = False
         self._told = ""
-        self._link: Link | None = None
+        self._membership: Membership | None = None
         self._thread = threading.Thread(target=self._run, name="rankspawn-session", daemon=True)
         self._thread.start()
 
@@ -108,49 +109,70 @@ class Session:
         """Readable when :meth:`take` has something."""
         return self._outbox.fileno()
 
-    def take(self) -> list[Decision]:
+    def take(self) -> list[Instruction]:
         """What has to be done now, in this order; never blocks."""
         return self._outbox.take()
 
-    def may_start(self, generation: int, mark: str) -> bool:
+    def may_start(self, instruction: StartWorkers) -> bool:
         """Ask right before the first worker of a generation is started.
 
-        From now on whoever carries the mark is killed if this node may have lost its lease.
+        From now on whoever carries its mark is killed if this node may have lost its lease.
 
         Returns:
-            False if the order to start is not valid any more: then nothing may be started,
+            False if the instruction is not valid any more: then nothing may be started,
             and nothing needs to be said about it.
 
         Raises:
             FenceError: Nobody is there to kill the workers; nothing may be started.
         """
-        self._fence.guard(mark)
-        self._marks[generation] = mark
-        if generation == self._startable and now() < self._safe_until:
+        assert instruction.mark is not None, "this session gave one"
+        self._fence.guard(instruction.mark)
+        self._marks[instruction.generation] = instruction.mark
+        if instruction.generation == self._startable and now() < self._safe_until:
             return True
-        self.stopped(generation)
+        self.stopped(instruction.generation)
         return False
 
-    def stopped(self, generation: int, *, ports: Sequence[int] | None = None) -> None:
+    def not_started(self, instruction: StartWorkers, error: Exception) -> None:
+        """The workers of this node cannot be started, which is a failure of theirs."""
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        own = instruction.nodes[instruction.node_rank]
+        text = f"node {instruction.node_rank} ({own.host}) cannot start its workers: {error}{notes}"
+        # 126 also for what is not there, as docs/launch.md has it for a node of several.
+        exit_code = WRONG_USAGE if isinstance(error, UsageError) else CANNOT_EXECUTE
+        self.failed(instruction.generation, exit_code=exit_code, text=text)
+        self.stopped(instruction.generation)
+
+    def stopped(self, generation: int, *, fresh_ports: FreshPorts | None = None) -> None:
         """No process of this generation is left here, for whatever reason.
 
         Args:
             generation: Which.
-            ports: This node's ports in the next generation, if they are others.
+            fresh_ports: Holds this node's ports of the next generation, if they are others.
         """
+        # At once, also if no generation should follow: that is not known here yet.
+        ports = None if fresh_ports is None else fresh_ports()
         if ports is not None:
-            self._post(lambda: self._change_ports(tuple(ports)))
+            self._post(lambda: self._change_ports(ports))
         mark = self._marks.pop(generation, None)
         if mark is not None:
             self._fence.release(mark)
         self._feed(participant.WorkersStopped(generation))
 
-    def failed(self, generation: int, *, exit_code: int, text: str) -> None:
+    def failed(self, generation: int, *, exit_code: int, text: str, brief: str = "") -> None:
         """A worker failed by itself; its text will be readable on every node.
 
-        The order to stop the others comes at once; workers that end after it are no failures.
+        The instruction to stop the others comes at once; workers that end after it are no failures.
+
+        Args:
+            generation: Which.
+            exit_code: That of the launchers, if this ends the job.
+            text: The whole story.
+            brief: The same in a line, told here if the job may go on.
         """
-        cause = Cause("failed", clip(text), exit_code, host=self._me.host)
+        if brief and self._terms.elastic_level >= 0:
+            logger.warning("%s", brief)
+        cause = Cause("failed", clip(text), exit_code)
         self._feed(participant.WorkerFailed(generation, cause))
 
     def done(self, generation: int, *, gone: bool = True) -> None:
@@ -185,8 +207,8 @@ class Session:
         join_patiently(self._thread, None)
         self._fence.close()
         self._opened.close()
-        if self._link is not None:
-            self._link.join_threads()
+        if self._membership is not None:
+            self._membership.join_threads()
         self._outbox.close()
 
     # --------------------------------------------------- the deciding thread's side
@@ -195,7 +217,7 @@ class Session:
         self._inbox.put(call)
 
     def _feed(self, event: participant.Event) -> None:
-        self._post(lambda: self._link.feed(event) if self._link is not None else None)
+        self._post(lambda: self._membership.feed(event) if self._membership is not None else None)
 
     def _tell(self, text: str) -> None:
         if text and text != self._told:
@@ -207,39 +229,39 @@ class Session:
             result = self._take_part()
         except Exception as error:
             logger.exception("the rendezvous has failed")
-            result = Result((Cause("broken", f"the rendezvous has failed: {error!r}"),))
+            result = JobResult((Cause("broken", f"the rendezvous has failed: {error!r}"),))
         self._outbox.put(JobOver(name_silent_store(result, self._opened.address)))
-        if self._link is not None:
-            self._see_others_off(self._link, result)
+        if self._membership is not None:
+            self._see_others_off(self._membership, result)
             # Where something may still run, this node has to count as there.
-            self._link.leave(revoke=not self._marks)
+            self._membership.leave(revoke=not self._marks)
 
-    def _see_others_off(self, link: Link, result: Result) -> None:
+    def _see_others_off(self, membership: Membership, result: JobResult) -> None:
         """The master stays until the others know the end, or their leases have ended."""
-        until = now() + self._policy.lease_seconds
-        while self._me.serves and not self._hurry and not link.see_off(result, until):
+        until = now() + self._terms.lease_seconds
+        while self._me.serves and not self._hurry and not membership.see_off(result, until):
             # Looked at again and again, because the thread that waits for changes may be
             # waiting for other ones; it takes a moment, or as long as the longest lease.
             self._wait(_SEE_OFF_SECONDS)
 
-    def _take_part(self) -> Result:
+    def _take_part(self) -> JobResult:
         """From the first try to reach the store to the end, also as one member after another."""
         result = self._join(returned=False)
         while result is None:
-            assert self._link is not None
-            self._wait(self._seconds_to_wait(self._link))
-            verdict = self._turn(self._link)
-            if isinstance(verdict, participant.Rejoin):
-                took_part = self._link.mine.news.stopped > 0
-                self._link.leave(revoke=not self._marks)
-                self._link, self._pending = None, None
+            assert self._membership is not None
+            self._wait(self._seconds_to_wait(self._membership))
+            end = self._turn(self._membership)
+            if isinstance(end, participant.Rejoin):
+                took_part = self._membership.node.report.stopped > 0
+                self._membership.leave(revoke=not self._marks)
+                self._membership, self._pending = None, None
                 result = self._join(returned=took_part)
             else:
-                result = verdict
+                result = end
         return result
 
-    def _seconds_to_wait(self, link: Link) -> float | None:
-        times = (link.wake_at(), self._leave_by)
+    def _seconds_to_wait(self, membership: Membership) -> float | None:
+        times = (membership.wake_at(), self._leave_by)
         due = [when for when in times if when is not None]
         return max(0.0, min(due) - now()) if due else None
 
@@ -251,101 +273,103 @@ class Session:
                 call()
                 call = self._inbox.get_nowait()
 
-    def _join(self, *, returned: bool) -> Result | None:
+    def _join(self, *, returned: bool) -> JobResult | None:
         """Become a member; a result if that can never be."""
         began = now()
         while not self._closing:
             if self._leaving is not None:
-                return Result((self._leaving,))
+                return JobResult((self._leaving,))
             me = replace(self._me, name=_new_name(), returned=returned)
             try:
-                self._link = Link(
+                self._membership = Membership(
                     self._opened.store,
                     self._keys,
-                    self._policy,
+                    self._terms,
                     me,
                     self._fence,
                     post=self._post,
                     held=self._note_held,
                 )
             except StoreUnreachableError as error:
-                if returned and now() >= began + self._policy.elastic_timeout:
-                    text = f"{error}; given up after {self._policy.elastic_timeout:g} s"
-                    return Result((Cause("lost", text),))
+                if returned and now() >= began + self._terms.elastic_timeout:
+                    text = f"{error}; given up after {self._terms.elastic_timeout:g} s"
+                    return JobResult((Cause("lost", text),))
                 self._tell(f"waiting for the other nodes: {error}")
             except StoreRefusedError as error:
                 if now() >= began + _REFUSED_SECONDS:
-                    return Result((Cause("refused", str(error)),))
+                    return JobResult((Cause("refused", str(error)),))
             else:
                 return None
             # A thousand nodes that come at once should not all come back at once.
             self._wait(_RETRY_SECONDS * (0.5 + random.random()))
-        return Result((Cause("left", "closed"),))
+        return JobResult((Cause("left", "closed"),))
 
-    def _turn(self, link: Link) -> Result | participant.Rejoin | None:
-        """Carry out what follows from the news; a result once this membership is over."""
-        link.feed(participant.Tick())
-        link.write()
-        while decisions := link.take():
-            for decision in decisions:
-                if isinstance(decision, participant.Over):
-                    return decision.result
-                if isinstance(decision, participant.Rejoin):
-                    return decision
-                if isinstance(decision, participant.Start):
-                    self._pending = decision
+    def _turn(self, membership: Membership) -> JobResult | participant.Rejoin | None:
+        """Carry out what follows from what was heard; a result once this membership is over."""
+        membership.feed(participant.Tick())
+        membership.write()
+        while steps := membership.take():
+            for step in steps:
+                if isinstance(step, participant.Over):
+                    return step.result
+                if isinstance(step, participant.Rejoin):
+                    return step
+                if isinstance(step, participant.Start):
+                    self._pending = step
                 else:
-                    self._stop(link, decision)
-            link.write()
-        self._start_pending(link)
-        self._tell(link.waiting)
+                    self._stop(membership, step)
+            membership.write()
+        self._start_pending(membership)
+        self._tell(membership.waiting)
         if self._closing:
-            return Result((self._leaving or Cause("left", "closed"),))
-        return self._leave_unheard(link)
+            return JobResult((self._leaving or Cause("left", "closed"),))
+        return self._leave_unheard(membership)
 
-    def _start_pending(self, link: Link) -> None:
-        if self._pending is None or link.state is None:
+    def _start_pending(self, membership: Membership) -> None:
+        if self._pending is None or membership.state is None:
             return
-        nodes = link.read_nodes()
+        nodes = membership.read_nodes()
         if nodes is None:
             return
         generation, self._pending = self._pending.generation, None
         self._startable = generation
-        state = link.state
-        rank = state.rank_of(link.name)
-        self._outbox.put(StartWorkers(generation, nodes, rank, state.restarts, state.run_id))
+        state = membership.state
+        rank = state.rank_of(membership.name)
+        self._outbox.put(
+            StartWorkers(generation, nodes, rank, state.restarts, state.run_id, new_mark())
+        )
 
-    def _stop(self, link: Link, stop: participant.Stop) -> None:
+    def _stop(self, membership: Membership, stop: participant.Stop) -> None:
         self._startable = 0
         if self._pending is not None:
             # The agent never heard of these.
             self._pending = None
-            link.feed(participant.WorkersStopped(stop.generation))
+            membership.feed(participant.WorkersStopped(stop.generation))
             return
-        grace = _LAST_GRACE * self._policy.lease_seconds if stop.at_once else None
+        grace = _LAST_GRACE * self._terms.lease_seconds if stop.at_once else None
         self._outbox.put(StopWorkers(stop.generation, stop.reason, grace, stop.succeeded))
 
-    def _leave_unheard(self, link: Link) -> Result | None:
+    def _leave_unheard(self, membership: Membership) -> JobResult | None:
         """Go without waiting any longer for the others to take notice."""
-        if self._leaving is None or link.mine.running:
+        if self._leaving is None or membership.node.running:
             return None
         if self._leave_by is None:
-            self._leave_by = now() + self._policy.answer_seconds
-        return Result((self._leaving,)) if now() >= self._leave_by else None
+            self._leave_by = now() + self._terms.answer_seconds
+        return JobResult((self._leaving,)) if now() >= self._leave_by else None
 
     def _note_held(self, safe_until: float) -> None:
-        """Runs in the lease's thread, too."""
+        """Note up to when the lease is good; runs in the lease's thread, too."""
         self._safe_until = safe_until
 
     def _change_ports(self, ports: tuple[int, ...]) -> None:
         self._me = replace(self._me, ports=ports)
-        if self._link is not None:
-            self._link.describe_me(ports)
+        if self._membership is not None:
+            self._membership.describe_me(ports)
 
     def _ask_to_leave(self, cause: Cause) -> None:
         self._leaving = self._leaving or cause
-        if self._link is not None:
-            self._link.feed(participant.AskedToLeave(cause))
+        if self._membership is not None:
+            self._membership.feed(participant.AskedToLeave(cause))
 
     def _close(self) -> None:
         self._closing = True

@@ -10,19 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = [
-    "Changes",
-    "Entry",
-    "Lease",
-    "LeaseExpiredError",
-    "RevisionGoneError",
-    "Snapshot",
-    "Store",
-    "StoreError",
-    "StoreRefusedError",
-    "StoreUnreachableError",
-]
-
 
 class StoreError(Exception):
     """Base of all that can go wrong with a store."""

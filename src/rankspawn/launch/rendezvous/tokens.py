@@ -15,9 +15,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rankspawn.launch.flags import TOKEN_VARIABLES
-
-__all__ = ["Token", "TokenError", "find_token", "given_token", "new_token"]
+from rankspawn.plan.environ import TOKEN_VARIABLES
 
 _PLACE = os.path.join("rankspawn", "token")
 # 128 bits cannot be guessed; a word can, by who records a connection and tries words at home.
@@ -41,7 +39,7 @@ class Token:
 
 
 def new_token() -> Token:
-    """One that nobody has yet."""
+    """A new token, which nobody has yet."""
     return Token(secrets.token_urlsafe(16), "generated", is_new=True)
 
 

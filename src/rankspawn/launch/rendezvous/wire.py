@@ -22,25 +22,6 @@ from __future__ import annotations
 import hmac
 import struct
 
-__all__ = [
-    "GREETING_SIZE",
-    "MASTER_PROOF_SIZE",
-    "NONCE_SIZE",
-    "PROOF_SIZE",
-    "REFUSAL",
-    "Opener",
-    "Sealer",
-    "WireError",
-    "check_master",
-    "check_proof",
-    "derive_key",
-    "greet",
-    "prove_client",
-    "prove_master",
-    "read_greeting",
-    "session_keys",
-]
-
 _MAGIC = b"rankspn1"
 NONCE_SIZE = 32
 _MAC_SIZE = 32
@@ -125,7 +106,7 @@ class Sealer:
         self._number = 0
 
     def seal(self, payload: bytes) -> bytes:
-        """One message."""
+        """The bytes of one message with this payload."""
         self._number += 1
         header = _HEADER.pack(len(payload), self._number)
         return header + payload + _mac(self._key, header + payload)
@@ -152,7 +133,7 @@ class Opener:
 
     @property
     def wants_more(self) -> bool:
-        """There is room for more bytes."""
+        """Whether there is room for more bytes."""
         return len(self._buffer) < self._longest + _HEADER.size + _MAC_SIZE
 
     def feed(self, data: bytes) -> None:

@@ -1,6 +1,6 @@
 """A model of a small job, every step of which a test can take in every order.
 
-Nodes see the job's state late, the store hears of their news late, and the leading node decides
+Nodes see the job's state late, the store hears their reports late, and the leading node decides
 on members that it read a while ago: each of these is a step of its own. Leases end only after
 the node's workers are gone, which is the one thing that the rules take for granted; whether the
 clocks make it true is the simulation's question.
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rankspawn.launch.rendezvous import membership, participant
-from rankspawn.launch.rendezvous.job_state import Cause, JobState, Member, News, Phase, Policy
+from rankspawn.launch.rendezvous import job_rules, participant
+from rankspawn.launch.rendezvous.job_state import JobState, JobTerms, Member, NodeReport, Phase
 from rankspawn.launch.rendezvous.participant import (
     AskedToLeave,
-    Mine,
+    NodeState,
     Over,
     Rejoin,
     Saw,
@@ -26,6 +26,7 @@ from rankspawn.launch.rendezvous.participant import (
     WorkersDone,
     WorkersStopped,
 )
+from rankspawn.launch.session import Cause
 
 # Of the participants' clock: a lease is good at NOW, and may have ended at LATER.
 NOW, SAFE_UNTIL, LATER = 0.0, 1.0, 2.0
@@ -38,16 +39,16 @@ class ModelNode:
     """One incarnation of a node.
 
     Attributes:
-        mine: None if its launcher was killed.
+        node_state: None if its launcher was killed.
         alive: The generation of the worker processes that exist on it.
         must_end: They were told to.
         published: What the store knows of it; None before it joined and after its lease ended.
     """
 
-    mine: Mine | None
+    node_state: NodeState | None
     alive: int = 0
     must_end: bool = False
-    published: News | None = None
+    published: NodeReport | None = None
     lease_ended: bool = False
 
 
@@ -55,13 +56,13 @@ class ModelNode:
 class World:
     """Everything, between two steps."""
 
-    policy: Policy
+    terms: JobTerms
     faults_left: int
     joins_left: int
     nodes: tuple[ModelNode, ...] = ()
     state: JobState | None = None
     # What the leading node has read, and will decide on.
-    read: tuple[JobState | None, tuple[tuple[int, News], ...]] | None = None
+    read: tuple[JobState | None, tuple[tuple[int, NodeReport], ...]] | None = None
 
     @property
     def running(self) -> set[int]:
@@ -84,21 +85,25 @@ def successors(world: World) -> Iterator[tuple[str, World]]:
 
 
 def _join(world: World) -> World:
-    mine = Mine(name_of(len(world.nodes)), world.policy, safe_until=SAFE_UNTIL)
-    nodes = (*world.nodes, ModelNode(mine, published=mine.news))
+    node_state = NodeState(name_of(len(world.nodes)), world.terms, safe_until=SAFE_UNTIL)
+    nodes = (*world.nodes, ModelNode(node_state, published=node_state.report))
     return replace(world, nodes=nodes, joins_left=world.joins_left - 1)
 
 
 def _steps_of(world: World, index: int, node: ModelNode) -> Iterator[tuple[str, World]]:
-    mine = node.mine
-    if mine is not None and not mine.over:
+    node_state = node.node_state
+    if node_state is not None and not node_state.over:
         if world.state is not None:
             yield "deliver to", feed(world, index, Saw(world.state))
-        if node.published is not None and node.published != mine.news and not mine.fenced:
-            yield "publish", _set(world, index, replace(node, published=mine.news))
+        if (
+            node.published is not None
+            and node.published != node_state.report
+            and not node_state.fenced
+        ):
+            yield "publish", _set(world, index, replace(node, published=node_state.report))
     if node.alive and node.must_end:
         yield "processes end on", _processes_end(world, index)
-    if node.alive and not node.must_end and mine is not None:
+    if node.alive and not node.must_end and node_state is not None:
         yield "work done on", _work_done(world, index)
     if world.faults_left:
         yield from _faults(replace(world, faults_left=world.faults_left - 1), index, node)
@@ -107,31 +112,31 @@ def _steps_of(world: World, index: int, node: ModelNode) -> Iterator[tuple[str, 
 
 
 def _faults(world: World, index: int, node: ModelNode) -> Iterator[tuple[str, World]]:
-    mine = node.mine
-    if mine is None or mine.over:
+    node_state = node.node_state
+    if node_state is None or node_state.over:
         return
     if node.alive and not node.must_end:
-        cause = Cause("failed", "on purpose", 7, node=mine.name)
+        cause = Cause("failed", "on purpose", 7, node=node_state.name)
         yield "worker fails on", feed(world, index, WorkerFailed(node.alive, cause))
-    if mine.news.leaving is None:
-        cause = Cause("left", "interrupted", 130, node=mine.name)
+    if node_state.report.leaving is None:
+        cause = Cause("left", "interrupted", 130, node=node_state.name)
         yield "leave", feed(world, index, AskedToLeave(cause))
-    if not mine.fenced:
+    if not node_state.fenced:
         yield "cut off", feed(world, index, Tick(), LATER)
     # Its guardian and its fence will end its processes.
-    yield "kill launcher of", _set(world, index, replace(node, mine=None, must_end=True))
+    yield "kill launcher of", _set(world, index, replace(node, node_state=None, must_end=True))
 
 
 def _lease_can_end(node: ModelNode) -> bool:
     """The assumption: a lease ends only when the node, or its fence, has killed its workers."""
-    quiet = node.mine is None or node.mine.fenced or node.mine.over
+    quiet = node.node_state is None or node.node_state.fenced or node.node_state.over
     return node.published is not None and quiet and not node.alive
 
 
 def _processes_end(world: World, index: int) -> World:
     node = world.nodes[index]
     ended = _set(world, index, replace(node, alive=0, must_end=False))
-    return ended if node.mine is None else feed(ended, index, WorkersStopped(node.alive))
+    return ended if node.node_state is None else feed(ended, index, WorkersStopped(node.alive))
 
 
 def _work_done(world: World, index: int) -> World:
@@ -146,7 +151,7 @@ def _leading_steps(world: World) -> Iterator[tuple[str, World]]:
         for index, node in enumerate(world.nodes)
         if node.published is not None
     )
-    if any(node.mine is not None and not node.mine.over for node in world.nodes):
+    if any(node.node_state is not None and not node.node_state.over for node in world.nodes):
         now_read = (world.state, there)
         if world.read != now_read:
             yield "leader reads", replace(world, read=now_read)
@@ -163,38 +168,38 @@ def decide(world: World, waited: float) -> World | None:
     state, there = world.read
     members = {
         name_of(index): Member(
-            name_of(index), f"10.0.0.{index}", order=index, updated=index, news=news
+            name_of(index), f"10.0.0.{index}", order=index, updated=index, report=report
         )
-        for index, news in there
+        for index, report in there
     }
-    begun = membership.look(
-        state, members, membership.Memory(), NOW, policy=world.policy, run_id="run"
+    begun = job_rules.next_state(
+        state, members, job_rules.Observed(), NOW, terms=world.terms, run_id="run"
     )
-    verdict = membership.look(
-        state, members, begun.memory, NOW + waited, policy=world.policy, run_id="run"
+    decided = job_rules.next_state(
+        state, members, begun.observed, NOW + waited, terms=world.terms, run_id="run"
     )
-    if verdict.state is None or verdict.state == state:
+    if decided.state is None or decided.state == state:
         return None
-    return replace(world, state=verdict.state, read=None)
+    return replace(world, state=decided.state, read=None)
 
 
 def feed(world: World, index: int, event: participant.Event, now: float = NOW) -> World:
     """One event for one node, and the state that it last saw stays with it."""
     node = world.nodes[index]
-    assert node.mine is not None
-    mine, decisions = participant.step(node.mine, event, now)
-    node = replace(node, mine=mine)
-    for decision in decisions:
-        if isinstance(decision, Start):
+    assert node.node_state is not None
+    node_state, steps = participant.react(node.node_state, event, now)
+    node = replace(node, node_state=node_state)
+    for step in steps:
+        if isinstance(step, Start):
             assert not node.alive, "started while workers run"
-            node = replace(node, alive=decision.generation, must_end=False)
-        elif isinstance(decision, Stop):
+            node = replace(node, alive=step.generation, must_end=False)
+        elif isinstance(step, Stop):
             node = replace(node, must_end=bool(node.alive))
             if not node.alive:
                 # They ended by themselves before they were told.
-                mine, _ = participant.step(mine, WorkersStopped(decision.generation), now)
-                node = replace(node, mine=mine)
-        elif isinstance(decision, Over | Rejoin):
+                node_state, _ = participant.react(node_state, WorkersStopped(step.generation), now)
+                node = replace(node, node_state=node_state)
+        elif isinstance(step, Over | Rejoin):
             assert not node.alive, "over while workers run"
     return _set(world, index, node)
 

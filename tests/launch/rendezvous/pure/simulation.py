@@ -1,4 +1,4 @@
-"""A simulated cluster: the real conductors and the real store's memory, in simulated time.
+"""A simulated cluster: the real logic of nodes and the real store's memory, in simulated time.
 
 Everything else is made up, and hostile: messages take their time or get lost, links are cut,
 clocks run at their own rates, launchers are killed or stand still, and workers end as late as
@@ -15,20 +15,20 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from rankspawn.launch.rendezvous.conductor import Conductor, Write
-from rankspawn.launch.rendezvous.job_state import Cause, Member, Phase, Policy
+from rankspawn.launch.rendezvous.fence import LeaseTimes
+from rankspawn.launch.rendezvous.job_state import JobTerms, Member, Phase
 from rankspawn.launch.rendezvous.keyvalues import KeyValues
-from rankspawn.launch.rendezvous.lease_times import LeaseTimes
+from rankspawn.launch.rendezvous.node_logic import NodeLogic, Write
 from rankspawn.launch.rendezvous.participant import (
     AskedToLeave,
-    Decision,
     Event,
     LeaseEnded,
     LeaseHeld,
-    Mine,
+    NodeState,
     Over,
     Rejoin,
     Start,
+    Step,
     Stop,
     Tick,
     WorkerFailed,
@@ -43,9 +43,10 @@ from rankspawn.launch.rendezvous.store import (
     RevisionGoneError,
     Snapshot,
 )
+from rankspawn.launch.session import Cause
 
 KEYS = Keys("simulated")
-# What the assumptions of lease_times allow: rates, and how long a kill takes (of the lease).
+# What the assumptions of LeaseTimes allow: rates, and how long a kill takes (of the lease).
 DRIFT = 0.01
 KILL_TIME = 0.17
 
@@ -68,7 +69,7 @@ class SimNode:
     rate: float
     linked: bool = True
     frozen_until: float = 0.0
-    conductor: Conductor | None = None
+    logic: NodeLogic | None = None
     lease: Lease | None = None
     # Counts incarnations, so that what was meant for an earlier one is not heard.
     life: int = 0
@@ -77,38 +78,40 @@ class SimNode:
     fence_at: dict[int, float] = field(default_factory=dict)
     busy: bool = False
     wake: float = 0.0
-    outcomes: list[Decision] = field(default_factory=list)
+    outcomes: list[Step] = field(default_factory=list)
 
 
 class Cluster:
     """Nodes, a store, and the time."""
 
     def __init__(
-        self, policy: Policy, count: int, seed: int, conditions: Conditions | None = None
+        self, terms: JobTerms, count: int, seed: int, conditions: Conditions | None = None
     ) -> None:
-        self.policy = policy
+        self.terms = terms
         self.random = random.Random(seed)
         self.conditions = conditions or Conditions()
         self.time = 0.0
-        self.times = LeaseTimes(policy.lease_seconds)
+        self.times = LeaseTimes(terms.lease_seconds)
         self.store = KeyValues(first_revision=1)
         self.store_rate = 1 + self.random.uniform(-DRIFT, DRIFT)
         self.store_up = True
-        self.nodes = [SimNode(at, 1 + self.random.uniform(-DRIFT, DRIFT)) for at in range(count)]
+        self.nodes = [
+            SimNode(index, 1 + self.random.uniform(-DRIFT, DRIFT)) for index in range(count)
+        ]
         self.processes: Counter[int] = Counter()
         self.most_nodes: Counter[int] = Counter()
         self.steps = 0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()
         self._ids = itertools.count(1)
-        # Parked requests for changes, by prefix, and how to answer them.
-        self._parked: dict[str, dict[SimNode, Callable[[], None]]] = {KEYS.job: {}, KEYS.root: {}}
+        # Waiting requests for changes, by prefix, and how to answer them.
+        self._waiting: dict[str, dict[SimNode, Callable[[], None]]] = {KEYS.job: {}, KEYS.root: {}}
         self._expire_at: float | None = None
         self._notified = 0
 
     # ------------------------------------------------------------------ time
 
-    def at(self, delay: float, action: Callable[[], None]) -> None:
+    def later(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.time + delay, next(self._number), action))
 
     def run(self, until: float, condition: Callable[[], bool] | None = None) -> bool:
@@ -149,7 +152,7 @@ class Cluster:
                 self._send(node, lambda: hear(result))
 
         self._send(node, arrive)
-        self.at(self.times.answer_within, lambda: hear(TimeoutError()))
+        self.later(self.times.answer_within, lambda: hear(TimeoutError()))
 
     def _send(self, node: SimNode, action: Callable[[], None]) -> None:
         conditions = self.conditions
@@ -157,11 +160,11 @@ class Cluster:
             return
         slow = self.random.random() < conditions.slow
         most = conditions.slow_delay if slow else conditions.delay[1]
-        self.at(self.random.uniform(conditions.delay[0], most), action)
+        self.later(self.random.uniform(conditions.delay[0], most), action)
 
     def _when_awake(self, node: SimNode, life: int, action: Callable[[], None]) -> None:
         if node.frozen_until > self.time:
-            self.at(
+            self.later(
                 node.frozen_until - self.time,
                 lambda: self._when_awake(node, life, action),
             )
@@ -170,22 +173,22 @@ class Cluster:
 
     def _later(self, node: SimNode, delay: float, action: Callable[[], None]) -> None:
         life = node.life
-        self.at(delay, lambda: self._when_awake(node, life, action))
+        self.later(delay, lambda: self._when_awake(node, life, action))
 
     def _notify(self) -> None:
-        """Answer parked requests, and note when the next lease ends."""
+        """Answer waiting requests, and note when the next lease ends."""
         ends_at = self.store.expire(self.time * self.store_rate)
         if ends_at is not None and ends_at != self._expire_at:
             self._expire_at = ends_at
-            self.at(ends_at / self.store_rate - self.time + 1e-6, self._expire)
+            self.later(ends_at / self.store_rate - self.time + 1e-6, self._expire)
         if self.store.revision == self._notified:
             return
         changed = self.store.changed_keys(self._notified)
         self._notified = self.store.revision
-        for prefix, parked in self._parked.items():
+        for prefix, waiting in self._waiting.items():
             if any(key.startswith(prefix) for key in changed):
-                answers = list(parked.values())
-                parked.clear()
+                answers = list(waiting.values())
+                waiting.clear()
                 for answer in answers:
                     answer()
 
@@ -206,7 +209,7 @@ class Cluster:
         """Get a lease, enter the store, and begin to watch."""
         node.life += 1
         node.busy = False
-        node.conductor = None
+        node.logic = None
         sent = self.clock(node)
 
         def granted(answer: object) -> None:
@@ -219,19 +222,19 @@ class Cluster:
                 name,
                 f"10.{node.index // 250}.0.{node.index % 250}",
                 (6070,),
-                terms=self.policy.terms,
+                flags=self.terms.flags,
                 returned=returned,
             )
             safe_until = self.times.safe_until(sent)
-            mine = Mine(name, self.policy, safe_until=safe_until)
-            node.conductor = Conductor(KEYS, me, mine, lambda: f"id{next(self._ids)}")
+            node_state = NodeState(name, self.terms, safe_until=safe_until)
+            node.logic = NodeLogic(KEYS, me, node_state, lambda: f"id{next(self._ids)}")
             self._extend_fence(node, life, sent)
-            self.at(self.times.renew_every, lambda: self._renew(node, life))
+            self.later(self.times.renew_every, lambda: self._renew(node, life))
             self._read(node, KEYS.job)
             self._turn(node)
 
         life = node.life
-        seconds = self.policy.lease_seconds
+        seconds = self.terms.lease_seconds
         self.request(node, lambda: self.store.grant(seconds, self.time * self.store_rate), granted)
 
     def _renew(self, node: SimNode, life: int) -> None:
@@ -252,19 +255,19 @@ class Cluster:
                 self.feed(node, LeaseHeld(self.times.safe_until(sent)))
 
         self.request(node, lambda: self.store.renew(lease.id, self.time * self.store_rate), renewed)
-        self.at(self.times.renew_every / node.rate, lambda: self._renew(node, life))
+        self.later(self.times.renew_every / node.rate, lambda: self._renew(node, life))
 
     def _extend_fence(self, node: SimNode, life: int, sent: float) -> None:
         """The fence is a process of its own: it acts whatever became of the launcher."""
         node.fence_at[life] = self.times.fence_at(sent)
         wait = (node.fence_at[life] - self.clock(node)) / node.rate
-        self.at(max(0.0, wait) + 1e-6, lambda: self._fence(node, life))
+        self.later(max(0.0, wait) + 1e-6, lambda: self._fence(node, life))
 
     def _fence(self, node: SimNode, life: int) -> None:
         generation = node.alive.get(life)
         if generation is not None and self.clock(node) >= node.fence_at[life]:
-            kill_time = self.random.uniform(0, KILL_TIME * self.policy.lease_seconds)
-            self.at(kill_time, lambda: self._processes_end(node, life, generation))
+            kill_time = self.random.uniform(0, KILL_TIME * self.terms.lease_seconds)
+            self.later(kill_time, lambda: self._processes_end(node, life, generation))
 
     def _read(self, node: SimNode, prefix: str) -> None:
         """Everything with this prefix, and then its changes."""
@@ -298,54 +301,54 @@ class Cluster:
             if self._has_changes(prefix, after):
                 answer()
             else:
-                self._parked[prefix][node] = answer
+                self._waiting[prefix][node] = answer
 
         self._send(node, arrive)
         # Whether the answer got lost or nothing happened: ask again.
-        self.at(0.5 * self.times.seconds, lambda: hear(TimeoutError()))
+        self.later(0.5 * self.times.seconds, lambda: hear(TimeoutError()))
 
-    def _learn(self, node: SimNode, news: Snapshot | Changes, prefix: str) -> None:
-        conductor = node.conductor
-        if conductor is None:
+    def _learn(self, node: SimNode, report: Snapshot | Changes, prefix: str) -> None:
+        logic = node.logic
+        if logic is None:
             return
-        conductor.learn(news, prefix)
-        if conductor.watched == prefix:
-            self._watch(node, prefix, news.revision)
+        logic.learn(report, prefix)
+        if logic.watched == prefix:
+            self._watch(node, prefix, report.revision)
         else:
-            self._read(node, conductor.watched)
+            self._read(node, logic.watched)
         self.feed(node, Tick())
 
     def feed(self, node: SimNode, event: Event) -> None:
-        if node.conductor is None:
+        if node.logic is None:
             return
-        for decision in node.conductor.feed(event, self.clock(node)):
-            self._obey(node, decision)
+        for step in node.logic.feed(event, self.clock(node)):
+            self._obey(node, step)
         self._turn(node)
 
-    def _obey(self, node: SimNode, decision: Decision) -> None:
-        lease = self.policy.lease_seconds
-        if isinstance(decision, Start):
-            self._start(node, decision.generation)
-        elif isinstance(decision, Stop):
-            generation = decision.generation
-            grace = 0.01 * lease if decision.at_once else self.random.choice([0.1, lease])
+    def _obey(self, node: SimNode, step: Step) -> None:
+        lease = self.terms.lease_seconds
+        if isinstance(step, Start):
+            self._start(node, step.generation)
+        elif isinstance(step, Stop):
+            generation = step.generation
+            grace = 0.01 * lease if step.at_once else self.random.choice([0.1, lease])
             life = node.life
-            self.at(
+            self.later(
                 self.random.uniform(0, grace),
                 lambda: self._processes_end(node, life, generation),
             )
-        elif isinstance(decision, Rejoin):
+        elif isinstance(step, Rejoin):
             node.life += 1
-            node.conductor = None
+            node.logic = None
             self._later(node, 0.5, lambda: self.join(node, returned=True))
-        elif isinstance(decision, Over):
-            node.outcomes.append(decision)
+        elif isinstance(step, Over):
+            node.outcomes.append(step)
             self._leave(node)
 
     def _leave(self, node: SimNode) -> None:
         lease = node.lease
         node.life += 1
-        node.conductor = None
+        node.logic = None
         if lease is not None:
             self.request(node, lambda: self.store.revoke(lease.id), lambda _: None)
 
@@ -364,17 +367,17 @@ class Cluster:
 
     def _turn(self, node: SimNode) -> None:
         """Have the store told what it should be told, one thing after the other."""
-        conductor = node.conductor
-        if conductor is None or node.busy:
+        logic = node.logic
+        if logic is None or node.busy:
             return
-        writes = conductor.writes(self.clock(node))
-        if conductor.wake_at is not None:
-            self._wake(node, conductor.wake_at)
+        writes = logic.writes(self.clock(node))
+        if logic.wake_at is not None:
+            self._wake(node, logic.wake_at)
         if writes:
             node.busy = True
-            self._perform(node, conductor, writes)
+            self._perform(node, logic, writes)
 
-    def _perform(self, node: SimNode, conductor: Conductor, writes: list[Write]) -> None:
+    def _perform(self, node: SimNode, logic: NodeLogic, writes: list[Write]) -> None:
         if not writes:
             node.busy = False
             self._turn_later(node)
@@ -386,12 +389,12 @@ class Cluster:
 
         def answered(answer: object) -> None:
             if isinstance(answer, int):
-                conductor.accepted(first, answer)
-                if conductor.watched == KEYS.root and first.key == KEYS.leader:
+                logic.accepted(first, answer)
+                if logic.watched == KEYS.root and first.key == KEYS.leader:
                     self._read(node, KEYS.root)
-                self._perform(node, conductor, rest)
+                self._perform(node, logic, rest)
             elif answer is None:
-                self._perform(node, conductor, conductor.refused(first))
+                self._perform(node, logic, logic.refused(first))
             else:
                 # Unreachable, or the lease is gone: its own events tell of it.
                 node.busy = False
@@ -423,7 +426,7 @@ class Cluster:
     def kill_launcher(self, node: SimNode) -> None:
         """Nobody is left but the fence."""
         node.life += 1
-        node.conductor = None
+        node.logic = None
 
     def freeze(self, node: SimNode, seconds: float) -> None:
         node.frozen_until = self.time + seconds

@@ -7,47 +7,41 @@ from dataclasses import replace
 import pytest
 
 from rankspawn.launch.rendezvous import participant
-from rankspawn.launch.rendezvous.job_state import (
-    Cause,
-    Dismissal,
-    JobState,
-    Phase,
-    Policy,
-    Result,
-)
+from rankspawn.launch.rendezvous.job_state import JobState, JobTerms, Phase, Refusal
 from rankspawn.launch.rendezvous.participant import (
     AskedToLeave,
-    Decision,
     Event,
     LeaseEnded,
     LeaseHeld,
-    Mine,
+    NodeState,
     Over,
     Rejoin,
     Saw,
     Start,
+    Step,
     Stop,
     Tick,
     WorkerFailed,
     WorkersDone,
     WorkersStopped,
 )
+from rankspawn.launch.session import Cause, JobResult
 
 FAILURE = Cause("failed", "ValueError: no", 7)
-FIXED = Policy(2, 2)
-ELASTIC = Policy(1, 2)
+FIXED = JobTerms(2, 2)
+ELASTIC = JobTerms(1, 2)
 RUNNING = JobState("run", FIXED, Phase.RUNNING, generation=1, group=("other", "me"))
 
 
 class Node:
     """One node's side, with a clock at 0 and a lease that is good up to 10."""
 
-    def __init__(self, policy: Policy = FIXED, ignores: str = "") -> None:
-        self.mine = Mine("me", policy, ignores=ignores, safe_until=10.0)
+    def __init__(self, terms: JobTerms = FIXED, ignores: str = "") -> None:
+        self.node_state = NodeState("me", terms, ignores=ignores, safe_until=10.0)
 
-    def feed(self, event: Event, now: float = 0.0) -> list[Decision]:
-        self.mine, decisions = participant.step(self.mine, event, now)
-        return list(decisions)
+    def feed(self, event: Event, now: float = 0.0) -> list[Step]:
+        self.node_state, steps = participant.react(self.node_state, event, now)
+        return list(steps)
 
 
 @pytest.fixture
@@ -71,14 +65,14 @@ class TestStart:
     def test_not_again_what_was_stopped(self, running: Node) -> None:
         running.feed(Saw(gathering(RUNNING)))
         running.feed(WorkersStopped(1))
-        assert running.mine.news.stopped == 1
+        assert running.node_state.report.stopped == 1
         assert running.feed(Saw(RUNNING)) == []
         assert running.feed(Saw(replace(RUNNING, generation=2))) == [Start(2)]
 
     def test_not_what_was_stopped_before_it_began(self) -> None:
         node = Node()
         node.feed(Saw(gathering(RUNNING)))
-        assert node.mine.news.stopped == 1
+        assert node.node_state.report.stopped == 1
         assert node.feed(Saw(RUNNING)) == []
 
     def test_not_when_the_lease_may_have_ended(self) -> None:
@@ -90,7 +84,7 @@ class TestStart:
         assert node.feed(Saw(RUNNING)) == []
 
 
-def node_fenced_decisions(node: Node, event: Event) -> list[Decision]:
+def node_fenced_decisions(node: Node, event: Event) -> list[Step]:
     return node.feed(event, now=10.0)
 
 
@@ -98,30 +92,30 @@ class TestStop:
     def test_when_the_nodes_are_gathered(self, running: Node) -> None:
         assert running.feed(Saw(gathering(RUNNING))) == [Stop(1, "a node left")]
         assert running.feed(Saw(gathering(RUNNING))) == [], "once is enough"
-        assert running.mine.news.stopped == 0, "not before they are gone"
+        assert running.node_state.report.stopped == 0, "not before they are gone"
 
     def test_when_one_of_its_own_fails(self, running: Node) -> None:
         assert running.feed(WorkerFailed(1, FAILURE)) == [Stop(1, "a worker of this node failed")]
-        assert (running.mine.news.failed, running.mine.news.cause) == (1, FAILURE)
+        assert (running.node_state.report.failed, running.node_state.report.cause) == (1, FAILURE)
 
     def test_and_those_that_fail_after_it_are_no_causes(self, running: Node) -> None:
         running.feed(Saw(gathering(RUNNING)))
         running.feed(WorkerFailed(1, FAILURE))
-        assert running.mine.news.failed == 0
+        assert running.node_state.report.failed == 0
 
     def test_when_the_job_ends_with_the_cause(self, running: Node) -> None:
         ending = replace(RUNNING, phase=Phase.ENDING, causes=(FAILURE,))
         assert running.feed(Saw(ending)) == [Stop(1, "ValueError: no")]
-        assert running.mine.news.answered
+        assert running.node_state.report.answered
 
     def test_servers_when_all_is_done(self, running: Node) -> None:
         """A parameter server has no end of its own."""
         assert running.feed(WorkersDone(1, gone=False)) == []
-        assert running.mine.news.done == 1
+        assert running.node_state.report.done == 1
         ended = replace(RUNNING, phase=Phase.ENDED)
         assert running.feed(Saw(ended)) == [Stop(1, "the job has ended", succeeded=True)]
         assert running.feed(WorkersStopped(1)) == []
-        assert running.feed(Saw(ended)) == [Over(Result())]
+        assert running.feed(Saw(ended)) == [Over(JobResult())]
 
 
 class TestFence:
@@ -140,7 +134,7 @@ class TestFence:
     def test_cannot_be_undone(self, running: Node) -> None:
         running.feed(Tick(), now=10.0)
         running.feed(LeaseHeld(100.0), now=11.0)
-        assert running.mine.fenced
+        assert running.node_state.fenced
 
     def test_a_renewed_lease_comes_first(self, running: Node) -> None:
         assert running.feed(LeaseHeld(20.0), now=9.0) == []
@@ -181,27 +175,27 @@ class TestEnd:
         ended = replace(RUNNING, phase=Phase.ENDED, causes=(FAILURE,))
         assert running.feed(Saw(ended)) == [Stop(1, "ValueError: no")]
         running.feed(WorkersStopped(1))
-        assert running.feed(Saw(ended)) == [Over(Result((FAILURE,)))]
+        assert running.feed(Saw(ended)) == [Over(JobResult((FAILURE,)))]
 
     def test_of_an_earlier_run_is_none(self) -> None:
         node = Node(ignores="run")
         assert node.feed(Saw(replace(RUNNING, phase=Phase.ENDED, causes=(FAILURE,)))) == []
 
     def test_for_a_node_that_is_sent_away(self, running: Node) -> None:
-        state = gathering(replace(RUNNING, dismissed=(Dismissal("me", FAILURE),)))
+        state = gathering(replace(RUNNING, refused=(Refusal("me", FAILURE),)))
         running.feed(Saw(state))
         running.feed(WorkersStopped(1))
-        assert running.feed(Saw(state)) == [Over(Result((FAILURE,)))]
+        assert running.feed(Saw(state)) == [Over(JobResult((FAILURE,)))]
 
     def test_of_leaving_once_the_others_know(self, running: Node) -> None:
         cause = Cause("left", "Ctrl-C", 130)
         assert running.feed(AskedToLeave(cause)) == [Stop(1, "Ctrl-C")]
         running.feed(WorkersStopped(1))
         assert running.feed(Saw(RUNNING)) == []
-        assert running.feed(Saw(gathering(RUNNING))) == [Over(Result((cause,)))]
+        assert running.feed(Saw(gathering(RUNNING))) == [Over(JobResult((cause,)))]
 
 
 def test_a_call_is_answered_for_the_generation_to_come() -> None:
     node = Node()
     node.feed(Saw(replace(gathering(RUNNING), calling=True)))
-    assert node.mine.news.ready == 2
+    assert node.node_state.report.ready == 2

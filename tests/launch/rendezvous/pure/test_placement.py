@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankspawn.launch.rendezvous.job_state import JobState, Member, Policy
+from rankspawn.launch.rendezvous.job_state import JobState, JobTerms, Member
 from rankspawn.launch.rendezvous.placement import (
     assign_ranks,
     choose_members,
@@ -48,16 +48,16 @@ class TestRanks:
 def test_the_masters_node_and_former_ones_are_chosen_first() -> None:
     nodes = [node("new", 1), node("old", 2), node("server", 3, serves=True)]
     chosen = choose_members(nodes, ("old",), 2)
-    assert {one.name for one in chosen} == {"server", "old"}
+    assert {member.name for member in chosen} == {"server", "old"}
 
 
 class TestObjections:
     def texts(self, state: JobState, *members: Member) -> dict[str, str]:
-        return {one.name: one.cause.text for one in find_objections(state, members)}
+        return {refusal.name: refusal.cause.text for refusal in find_objections(state, members)}
 
     def test_other_flags(self) -> None:
-        state = JobState("run", Policy(2, 2))
-        texts = self.texts(state, node("a", terms=Policy(2, 2).terms), node("b", terms="--other"))
+        state = JobState("run", JobTerms(2, 2))
+        texts = self.texts(state, node("a", flags=JobTerms(2, 2).flags), node("b", flags="--other"))
         assert list(texts) == ["b"]
         assert "--other" in texts["b"]
         assert "--nnodes 2" in texts["b"]
@@ -66,37 +66,40 @@ class TestObjections:
         ("other", "words"),
         [
             (
-                Policy(2, 2, elastic_level=1),
+                JobTerms(2, 2, elastic_level=1),
                 "--elastic_level 1, but the job has --elastic_level -1",
             ),
-            (Policy(2, 2, roles="--run_mode ps --server_num 1"), "ps --server_num 1, but the job"),
+            (
+                JobTerms(2, 2, roles="--run_mode ps --server_num 1"),
+                "ps --server_num 1, but the job",
+            ),
         ],
     )
-    def test_only_flags_that_differ_are_named(self, other: Policy, words: str) -> None:
-        text = self.texts(JobState("run", Policy(2, 2)), node("a", terms=other.terms))["a"]
+    def test_only_flags_that_differ_are_named(self, other: JobTerms, words: str) -> None:
+        text = self.texts(JobState("run", JobTerms(2, 2)), node("a", flags=other.flags))["a"]
         assert words in text
         assert "--max_restart" not in text
 
     def test_a_rank_beyond_the_job(self) -> None:
-        texts = self.texts(JobState("run", Policy(2, 2)), node("a", given_rank=2))
+        texts = self.texts(JobState("run", JobTerms(2, 2)), node("a", given_rank=2))
         assert "--rank 2" in texts["a"]
 
     def test_the_masters_node_with_another_rank(self) -> None:
-        texts = self.texts(JobState("run", Policy(2, 2)), node("a", serves=True, given_rank=1))
+        texts = self.texts(JobState("run", JobTerms(2, 2)), node("a", serves=True, given_rank=1))
         assert "node 0 is the master's node" in texts["a"]
 
     def test_rank_0_for_another_node_than_the_masters(self) -> None:
         members = [node("a", serves=True), node("b", 1, given_rank=0)]
-        assert list(self.texts(JobState("run", Policy(2, 2)), *members)) == ["b"]
+        assert list(self.texts(JobState("run", JobTerms(2, 2)), *members)) == ["b"]
 
     def test_none_about_the_group(self) -> None:
-        state = JobState("run", Policy(2, 2), generation=1, group=("a",))
-        assert not self.texts(state, node("a", terms="--other"))
+        state = JobState("run", JobTerms(2, 2), generation=1, group=("a",))
+        assert not self.texts(state, node("a", flags="--other"))
 
     @pytest.mark.parametrize("late", ["10.0.0.9", "127.0.0.1"])
     def test_a_late_node_that_cannot_be_reached_or_reach(self, late: str) -> None:
         host = "127.0.0.1" if late != "127.0.0.1" else "10.0.0.1"
-        state = JobState("run", Policy(1, 3), generation=1, group=("a",))
+        state = JobState("run", JobTerms(1, 3), generation=1, group=("a",))
         members = [node("a", host=host, machine="A"), node("b", 1, host=late, machine="B")]
         assert list(self.texts(state, *members)) == ["b"]
 
@@ -114,30 +117,31 @@ class TestUnreachable:
 
 
 def test_twins_are_named_with_the_one_that_was_first() -> None:
-    state = JobState("run", Policy(2, 2), generation=1, group=("late",))
+    state = JobState("run", JobTerms(2, 2), generation=1, group=("late",))
     members = [node("early", 1, given_rank=1), node("late", 2, given_rank=1)]
     assert [(twin.name, first.name) for twin, first in find_twins(state, members)] == [
         ("early", "late")  # the one in the group stays
     ]
-    assert [one.name for one in eligible_members(state, {one.name: one for one in members})] == [
-        "late"
-    ]
+    assert [
+        member.name
+        for member in eligible_members(state, {member.name: member for member in members})
+    ] == ["late"]
 
 
 class TestMissing:
     def test_by_address(self) -> None:
-        policy = Policy(3, 3, expected=("10.0.0.1", "10.0.0.2", "10.0.0.3"))
-        assert describe_missing(policy, [node("a", 0)], 3) == "10.0.0.2, 10.0.0.3"
+        terms = JobTerms(3, 3, expected=("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+        assert describe_missing(terms, [node("a", 0)], 3) == "10.0.0.2, 10.0.0.3"
 
     def test_by_rank(self) -> None:
         present = [node("a", serves=True), node("b", 1, given_rank=2)]
-        assert describe_missing(Policy(4, 4), present, 4) == "rank 1, 3"
+        assert describe_missing(JobTerms(4, 4), present, 4) == "rank 1, 3"
 
     def test_by_number(self) -> None:
-        assert describe_missing(Policy(3, 3), [node("a")], 3) == "2 more nodes"
-        assert describe_missing(Policy(2, 2), [node("a")], 2) == "1 more node"
+        assert describe_missing(JobTerms(3, 3), [node("a")], 3) == "2 more nodes"
+        assert describe_missing(JobTerms(2, 2), [node("a")], 2) == "1 more node"
 
     def test_of_a_thousand_only_some_are_listed(self) -> None:
-        policy = Policy(1000, 1000, expected=tuple(f"host{at}" for at in range(1000)))
-        text = describe_missing(policy, [], 1000)
+        terms = JobTerms(1000, 1000, expected=tuple(f"host{index}" for index in range(1000)))
+        text = describe_missing(terms, [], 1000)
         assert text.endswith("and 992 more")

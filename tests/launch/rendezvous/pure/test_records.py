@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 from rankspawn.launch.programs import Node
 from rankspawn.launch.rendezvous.job_state import (
-    Cause,
-    Dismissal,
     JobState,
+    JobTerms,
     Member,
-    News,
+    NodeReport,
     Phase,
-    Policy,
+    Refusal,
 )
 from rankspawn.launch.rendezvous.records import (
     LONGEST_TEXT,
@@ -24,14 +25,15 @@ from rankspawn.launch.rendezvous.records import (
     write_state,
 )
 from rankspawn.launch.rendezvous.store import Entry
+from rankspawn.launch.session import Cause
 
-CAUSE = Cause("failed", "größer\n\ttrace", 137, "abcdef", 3, "10.0.0.4")
+CAUSE = Cause("failed", "größer\n\ttrace", 137, "abcdef")
 
 
 def test_a_state() -> None:
     state = JobState(
         run_id="run",
-        policy=Policy(2, 4, expected=("10.0.0.1", "10.0.0.2")),
+        terms=JobTerms(2, 4, expected=("10.0.0.1", "10.0.0.2")),
         phase=Phase.ENDING,
         generation=7,
         group=("a", "b"),
@@ -42,40 +44,41 @@ def test_a_state() -> None:
         hold=True,
         blamed="a",
         causes=(CAUSE,),
-        dismissed=(Dismissal("c", CAUSE),),
+        refused=(Refusal("c", CAUSE),),
     )
     entry = Entry("key", write_state(state, "groups/7-x"), 1, 2)
     assert read_state(entry) == (state, "groups/7-x")
 
 
 def test_a_member_gets_its_order_from_the_store() -> None:
-    news = News(stopped=1, ready=2, done=3, failed=4, cause=CAUSE, leaving=CAUSE, answered=True)
+    report = NodeReport(
+        stopped=1, ready=2, done=3, failed=4, cause=CAUSE, leaving=CAUSE, answered=True
+    )
     member = Member(
         name="abcdef",
         host="::1",
         ports=(6070, 6071),
-        devices=("0", "GPU-1"),
         given_rank=2,
         serves=True,
         machine="boot/4026531840",
-        terms="--nnodes 2",
+        flags="--nnodes 2",
         ignores="run",
         returned=True,
         order=5,
         updated=9,
-        news=news,
+        report=report,
     )
     assert read_member(Entry("key", write_member(member), 5, 9)) == member
 
 
 def test_a_group() -> None:
     members = {
-        "a": Member("a", "10.0.0.1", (1, 2), ("0", "1")),
+        "a": Member("a", "10.0.0.1", (1, 2)),
         "b": Member("b", "10.0.0.2", (3,)),
     }
     assert read_group(write_group(["b", "a"], members)) == (
-        Node(0, "10.0.0.2", (3,), (), "b"),
-        Node(1, "10.0.0.1", (1, 2), ("0", "1"), "a"),
+        Node(0, "10.0.0.2", (3,), "b"),
+        Node(1, "10.0.0.1", (1, 2), "a"),
     )
 
 
@@ -93,3 +96,50 @@ def test_jobs_are_kept_apart() -> None:
     for other in ("ab", "a/b", "a%2Fb"):
         assert not Keys(other).root.startswith(Keys("a").root)
     assert Keys("a/b").root != Keys("a%2Fb").root
+
+
+def test_the_names_in_a_store_stay() -> None:
+    """Nodes with an older version of this package may be in the same job."""
+    state = JobState("run", JobTerms(2, 3), refused=(Refusal("c", CAUSE),))
+    written = json.loads(write_state(state, "groups/1-x"))
+    assert list(written) == [
+        "run_id",
+        "policy",
+        "phase",
+        "generation",
+        "group",
+        "hosts",
+        "restarts",
+        "calling",
+        "because",
+        "hold",
+        "blamed",
+        "causes",
+        "dismissed",
+        "group_key",
+    ]
+    assert written["dismissed"][0].keys() == {"name", "cause"}
+    member = json.loads(write_member(Member("a", "10.0.0.1")))
+    assert list(member) == (
+        [
+            "name",
+            "host",
+            "ports",
+            "given_rank",
+            "serves",
+            "machine",
+            "terms",
+            "ignores",
+            "returned",
+            "news",
+        ]
+    )
+    assert list(member["news"]) == [
+        "stopped",
+        "ready",
+        "done",
+        "failed",
+        "cause",
+        "leaving",
+        "answered",
+    ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rankspawn.launch.rendezvous.keyvalues import KeyValues, Limits
-from rankspawn.launch.rendezvous.service import Parked, Service
+from rankspawn.launch.rendezvous.service import Service, WaitingRequest
 
 
 def ask(service: Service, payload: bytes | dict[str, Any]) -> dict[str, Any]:
@@ -61,10 +61,14 @@ def test_a_full_store_says_so() -> None:
 def test_a_wait_for_changes_is_parked_until_there_are_some() -> None:
     service = Service(KeyValues())
     request = {"op": "changes", "prefix": "a", "after": 0, "wait": 5}
-    parked = service.answer(json.dumps(request).encode(), 100.0)
-    assert parked == Parked("a", 0, 105.0)
+    waiting_request = service.answer(json.dumps(request).encode(), 100.0)
+    assert waiting_request == WaitingRequest("a", 0, 105.0)
     service.values.put("a/1", "x")
-    assert json.loads(service.answer_parked(parked))["ok"] == [1, [["a/1", "x", 1, 1]], []]
+    assert json.loads(service.answer_waiting(waiting_request))["ok"] == [
+        1,
+        [["a/1", "x", 1, 1]],
+        [],
+    ]
 
 
 def test_a_wait_of_no_time_is_answered_at_once() -> None:

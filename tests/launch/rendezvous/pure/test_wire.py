@@ -67,8 +67,8 @@ class TestMessages:
         sealer, opener = Sealer(KEY), Opener(KEY, 1000)
         stream = b"".join(sealer.seal(payload) for payload in (b"one", b"", b"three" * 100))
         found = []
-        for at in range(len(stream)):
-            opener.feed(stream[at : at + 1])
+        for index in range(len(stream)):
+            opener.feed(stream[index : index + 1])
             if (payload := opener.take()) is not None:
                 found.append(payload)
         assert found == [b"one", b"", b"three" * 100]

@@ -1,0 +1,181 @@
+"""Every check of this project, each a session of nox: ``nox -l`` lists them.
+
+``.ci/run`` runs them all, three at a time and in a clean copy of the tree; CONTRIBUTING.md says
+what each of them costs. The main Python is the one that nox runs with.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).parent
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+MAIN = f"{sys.version_info[0]}.{sys.version_info[1]}"
+# Coverage is measured with this one, if it is there: from 3.12 on Python tells of lines itself
+# (sys.monitoring), which is far lighter than a tracer and leaves signals and frames alone.
+COVERED = "3.13"
+FRAMEWORKS = {"torch": "torch==2.13.0", "paddle": "paddlepaddle==3.3.1", "jax": "jax==0.10.2"}
+NOT_IN_A_CLONE = shutil.ignore_patterns(
+    ".git", ".venv*", ".nox", "__pycache__", ".*_cache", "*.egg-info", ".coverage*", "dist", "build"
+)
+
+nox.needs_version = ">=2024.4.15"
+nox.options.default_venv_backend = "venv"
+
+
+@nox.session(python=MAIN)
+def lint(session: nox.Session) -> None:
+    """Style and types: ruff, mypy, pyright."""
+    session.install("-q", "-e", ".[dev]")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+    session.run("mypy", ".ci/sections.py")
+    # What a second checker knows of the public names, and that each of them has a type. It brings
+    # Node.js as a package; without this variable it would ask the network for a newer version.
+    quiet = {"PYRIGHT_PYTHON_IGNORE_WARNINGS": "1"}
+    session.run("pyright", "-p", "tests/typing", env=quiet)
+    session.run("pyright", "--verifytypes", "rankspawn", "--ignoreexternal", env=quiet)
+
+
+@nox.session(python=False)
+def quickstart(session: nox.Session) -> None:
+    """The README's first command, as it stands there, in a copy of the tree."""
+    run_readme_command(session, "examples/quickstart.py")
+
+
+def tests_of_readme(session: nox.Session) -> None:
+    """All tests, by the README's command as it stands there, in a copy of the tree."""
+    run_readme_command(session, "-m pytest")
+
+
+def tests(session: nox.Session) -> None:
+    """All tests, in a random order."""
+    session.install("-q", "-e", ".[test]")
+    seed = f"--randomly-seed={random.randrange(2**31)}"
+    chosen = session.posargs or ["-m", "not slow and not interop"]
+    session.run("python", "-m", "pytest", "-q", seed, *chosen)
+
+
+def tests_with_coverage(session: nox.Session) -> None:
+    """All tests, in a random order, and how much of the lines they run, workers included."""
+    session.install("-q", "-e", ".[test]")
+    seed = f"--randomly-seed={random.randrange(2**31)}"
+    pytest = ("-m", "pytest", "-q", seed)
+    if session.posargs:
+        session.run("python", *pytest, *session.posargs)
+        return
+    coverage = ("python", "-m", "coverage")
+    chosen = "not slow and not interop and not untraced"
+    session.run(*coverage, "run", *pytest, "-m", chosen, env={"COVERAGE_CORE": "sysmon"})
+    session.run(*coverage, "combine", "-q")
+    session.run("python", *pytest, "-m", "untraced and not slow and not interop")
+    session.run(*coverage, "report")  # last: fails below the floor in pyproject.toml
+
+
+for version in PYTHONS:
+    if version == MAIN:
+        nox.session(tests_of_readme, name=f"tests-{version}", python=False)
+    elif version == COVERED:
+        nox.session(tests_with_coverage, name=f"tests-{version}", python=version)
+    else:
+        nox.session(tests, name=f"tests-{version}", python=version)
+
+
+@nox.session(python=MAIN)
+def slow(session: nox.Session) -> None:
+    """Odd surroundings and large groups: what the README's command leaves out."""
+    session.install("-q", "-e", ".[test]")
+    session.run("python", "-m", "pytest", "-q", "-m", "slow", *session.posargs)
+
+
+def interop(session: nox.Session) -> None:
+    """Tests beside a real framework."""
+    module = session.name.removeprefix("interop-")
+    session.install("-q", FRAMEWORKS[module], "pandas", "pyarrow", "-e", ".[test]")
+    session.run("python", "-c", f"import {module}; print('{module}', {module}.__version__)")
+    session.run("python", "-m", "pytest", "-q", "-m", "interop", *session.posargs)
+
+
+for module in FRAMEWORKS:
+    nox.session(interop, name=f"interop-{module}", python=MAIN)
+
+
+@nox.session(name="interop-notebooks", python=MAIN)
+def notebooks(session: nox.Session) -> None:
+    """Tests in real notebooks."""
+    session.install("-q", "-e", ".[test,test-notebook]")
+    session.run("python", "-m", "pytest", "-q", "-m", "interop", "tests/view")
+
+
+@nox.session(python=MAIN)
+def docs(session: nox.Session) -> None:
+    """The site, with every warning an error, and the pictures of the gallery."""
+    session.install("-q", "-e", ".[docs]")
+    site = Path(session.create_tmp())
+    flags = ("-q", "-W", "--keep-going", "-E", "-b", "html")
+    session.run("python", "-m", "sphinx", *flags, "docs", str(site))
+    session.run("python", "docs/make_pictures.py", str(site / "pictures"))
+    made = [site / "index.html", *site.glob("pictures/*.svg")]
+    assert made[0].exists()
+    assert made[1:], "no pictures"
+    print(*made, sep="\n")
+
+
+CHECK_WHEEL = """
+import importlib.util
+from pathlib import Path
+
+import rankspawn
+import rankspawn.compat.torch
+
+assert Path(rankspawn.__file__).with_name("py.typed").exists(), "the wheel has no py.typed"
+assert importlib.util.find_spec("pytest") is None, "this environment is not clean"
+print("rankspawn", rankspawn.__version__, "imports from its wheel:", *rankspawn.__all__)
+"""
+
+
+@nox.session(python=MAIN)
+def package(session: nox.Session) -> None:
+    """The wheel, made from the source distribution, used where nothing else is installed."""
+    made = Path(session.create_tmp()) / "dist"
+    build = made.with_name("build")
+    session.run("python", "-m", "venv", str(build), silent=True)
+    session.run(str(build / "bin/pip"), "install", "-q", "build", external=True)
+    session.run(
+        str(build / "bin/python"), "-m", "build", "-q", "--outdir", str(made), ".", external=True
+    )
+    print(*sorted(path.name for path in made.iterdir()))
+    session.install("-q", *map(str, made.glob("*.whl")))
+    session.chdir(made)  # away from the sources
+    session.run("python", "-c", CHECK_WHEEL)
+    session.run("python", str(ROOT / "examples/quickstart.py"))
+    # 1 means that it has found something about this machine.
+    session.run("rankspawn", "doctor", success_codes=[0, 1])
+
+
+def run_readme_command(session: nox.Session, end: str) -> None:
+    """Run the README's only command that ends so, with the main Python as ``python3``."""
+    blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "README.md").read_text(), re.S | re.M)
+    found = [line for block in blocks for line in block.splitlines() if line.endswith(end)]
+    if len(found) != 1:
+        session.error(f"README: no single command that ends in {end}")
+    folder = Path(session.create_tmp(), session.name)
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(ROOT, folder / "tree", ignore=NOT_IN_A_CLONE)
+    # The README says python3, which may be an older one on this machine.
+    (folder / "bin").mkdir()
+    script = folder / "bin/python3"
+    # Not a link: the real one, so that nothing of nox's own environment is in the new one.
+    script.write_text(f'#!/bin/sh\nexec "{Path(sys.executable).resolve()}" "$@"\n')
+    script.chmod(0o755)
+    path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    with session.chdir(folder / "tree"):
+        session.run("bash", "-c", " ".join([found[0], *session.posargs]), env={"PATH": path})

@@ -1,0 +1,382 @@
+"""Private names of CPython that this package uses, all of them, with the reason for each.
+
+Nothing here is promised to exist in the next version. So every name is looked up when it is
+used; where it is missing, something public takes its place, or the docstring says what is lost.
+
+Every worker imports this: what it does not have loaded anyway is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+try:
+    import _signal
+except ImportError:
+    import signal as _signal
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+    from typing import Any
+
+# What signal wraps to return enums: its import takes a worker 2 ms, and each call of a wrapper
+# has a forked one copy twenty pages more.
+raw_signal = _signal
+# Names of multiprocessing that become_child() sets or calls.
+_OF_PROCESS = ("_process_counter", "_children", "_current_process", "_parent_process")
+_OF_UTIL = ("_finalizer_registry", "_run_after_forkers", "_exit_function")
+
+# False in a forked worker whose parent's exit functions cannot be told from its own.
+_exit_functions_are_ours = True
+
+
+# --- Modules in C, without the Python around them.
+
+
+def load_pickle() -> Any:
+    """``_pickle``, or pickle without an accelerator: pickle takes a worker 1.5 ms to load."""
+    try:
+        import _pickle as pickle
+    except ImportError:
+        import pickle  # type: ignore[no-redef]
+    return pickle
+
+
+def call_c(name: str, *arguments: object) -> int | None:
+    """What a function of the C library returns; None if that is out of reach.
+
+    ``_ctypes`` takes 0.5 ms to load, ctypes 6.
+    """
+    try:
+        import _ctypes
+
+        address = _ctypes.dlsym(_ctypes.dlopen(None, 0), name)  # type: ignore[arg-type]
+        return int(_ctypes.call_function(address, arguments))
+    except (ImportError, AttributeError):  # ctypes may do without it some day
+        return _call_c_by_ctypes(name, arguments)
+    except OSError:  # no such function
+        return None
+
+
+def _call_c_by_ctypes(name: str, arguments: tuple[Any, ...]) -> int | None:
+    try:
+        import ctypes
+
+        return int(getattr(ctypes.CDLL(None), name)(*arguments))
+    except (ImportError, AttributeError, OSError):
+        return None
+
+
+def may_have_library(name: str) -> bool:
+    """False if the system has no such library; found out in 0.5 ms, where ctypes takes 6."""
+    try:
+        import _ctypes
+
+        _ctypes.dlopen(name, 0)
+    except OSError:
+        return False
+    except (ImportError, AttributeError):  # then ctypes will tell
+        return True
+    return True
+
+
+# --- The end of a process that leaves by os._exit, and does before what Python would do.
+
+
+def wait_for_threads() -> None:
+    """Wait for threads that are not daemons, as Python does before its exit functions.
+
+    ``threading._shutdown`` also ends the pools of concurrent.futures; the fallback only waits.
+    """
+    threading: Any = sys.modules.get("threading")
+    if threading is None:
+        return
+    shutdown = getattr(threading, "_shutdown", None)
+    if shutdown is not None:
+        shutdown()
+        return
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+
+
+def run_exit_functions() -> bool:
+    """Run what the program registered with atexit; False if only Python itself can.
+
+    There is nothing public like ``atexit._run_exitfuncs``: whoever gets False has to leave by the
+    interpreter's own way, if it may.
+    """
+    run = getattr(atexit, "_run_exitfuncs", None)
+    if run is None or not _exit_functions_are_ours:
+        return False
+    run()
+    return True
+
+
+def forget_exit_functions() -> None:
+    """For a forked worker: what the parent registered for its own exit is not run here.
+
+    Without ``atexit._clear`` no exit function of the worker is run either. The names of
+    weakref.finalize let finalizers that the worker makes register themselves again.
+    """
+    global _exit_functions_are_ours  # noqa: PLW0603 - the process is in this state
+    clear = getattr(atexit, "_clear", None)
+    if clear is None:
+        _exit_functions_are_ours = False
+    else:
+        clear()
+    from weakref import finalize
+
+    kind: Any = finalize
+    if hasattr(kind, "_registry") and hasattr(kind, "_registered_with_atexit"):
+        kind._registry.clear()
+        kind._registered_with_atexit = False
+
+
+# --- What multiprocessing knows of itself in a worker that was not started by it.
+
+
+def install_identity(rank: int, tracker: int, identity: dict[str, Any]) -> None:
+    """Give multiprocessing this identity, now or when it is imported.
+
+    Its import costs a worker 10 ms, a third of its start, and most never use it. So its name,
+    key, parent and so on are handed over by a hook that runs after the import, if any.
+    """
+    tasks: dict[str, Callable[[ModuleType], None]] = {
+        "multiprocessing": lambda package: _identify(package, rank, identity),
+        "multiprocessing.resource_tracker": lambda module: _share_tracker(module, tracker),
+    }
+    for name in list(tasks):
+        if name in sys.modules:
+            tasks.pop(name)(sys.modules[name])
+    if tasks:
+        sys.meta_path.insert(0, _AfterImport(tasks))
+
+
+class _AfterImport:
+    """Finds the modules as the others would, and runs a task after each import."""
+
+    def __init__(self, tasks: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._tasks = tasks
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        task = self._tasks.pop(name, None)
+        if task is None:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(name, path, target)
+            if spec is not None:
+                _run_after(spec.loader, task)
+                return spec
+        return None
+
+
+def _run_after(loader: Any, task: Callable[[ModuleType], None]) -> None:
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        task(module)
+
+    loader.exec_module = exec_module
+
+
+def _identify(package: ModuleType, rank: int, identity: dict[str, Any]) -> None:
+    """Name, key, parent and start method; only the first two can be set by public names."""
+    process: Any = package.process
+    current: Any = process.current_process()
+    current.name = identity["name"].format(rank=rank)
+    current.authkey = identity["authkey"]
+    current._identity = (rank + 1,)  # names of semaphores and of its own children
+    if hasattr(current, "_config"):
+        current._config["daemon"] = identity["daemon"]  # the property refuses, for it runs
+    current._parent_pid = identity["parent_pid"]
+    if hasattr(process, "_ParentProcess"):
+        process._parent_process = process._ParentProcess(
+            identity["parent_name"], identity["parent_pid"], open_parent(identity["parent_pid"])
+        )
+    if identity["start_method"] is not None:
+        package.set_start_method(identity["start_method"], force=True)
+
+
+def open_parent(pid: int) -> int:
+    """A descriptor that is readable once the parent is gone."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:  # it is
+        return os.eventfd(1, os.EFD_CLOEXEC)
+
+
+def _share_tracker(module: ModuleType, fd: int) -> None:
+    """One resource tracker for the whole job, so that a rank's end removes nothing of others."""
+    tracker = getattr(module, "_resource_tracker", None)
+    if hasattr(tracker, "_fd"):
+        tracker._fd = fd  # type: ignore[union-attr]
+
+
+# --- Forked workers, told by fewer steps than multiprocessing's own: each page that they touch
+# --- is copied, which takes 3 microseconds.
+
+
+def can_become_child() -> bool:
+    """All that :func:`become_child` needs is there; else multiprocessing does it its own way."""
+    from multiprocessing import process, util
+
+    return (
+        all(hasattr(process, name) for name in _OF_PROCESS)
+        and all(hasattr(util, name) for name in _OF_UTIL)
+        and hasattr(process, "_ParentProcess")
+    )
+
+
+def bootstrap_of(process: object) -> Callable[[], int] | None:
+    """How multiprocessing runs a child that was forked; None if there is no such way."""
+    return getattr(process, "_bootstrap", None)
+
+
+def lazy_parent() -> Any:
+    """This process as multiprocessing's ``parent_process()`` has it in a worker.
+
+    Its sentinel is opened when somebody asks. Only if :func:`can_become_child`.
+    """
+    from multiprocessing import process
+
+    parent_process: Any = process._ParentProcess  # type: ignore[attr-defined]
+
+    class Parent(parent_process):  # type: ignore[misc]  # of no known type
+        _opened: int | None = None
+
+        @property
+        def _sentinel(self) -> int:
+            if self._opened is None:
+                self._opened = open_parent(self._pid)
+            return self._opened
+
+        @_sentinel.setter
+        def _sentinel(self, _: object) -> None:
+            """By its base class."""
+
+    return Parent(process.current_process().name, os.getpid(), None)
+
+
+def become_child(process: Any, parent: Any) -> None:
+    """Tell multiprocessing that this is one of its children, which will end like one."""
+    import itertools
+    import threading
+    from multiprocessing import process as module
+    from multiprocessing import util
+
+    names: Any = module
+    names._process_counter = itertools.count(1)
+    names._children = set()
+    names._current_process = process
+    names._parent_process = parent
+    thread: Any = threading.main_thread()
+    if hasattr(thread, "_set_native_id"):  # threading sets it itself from Python 3.13 on
+        thread._set_native_id()
+    private: Any = util
+    private._finalizer_registry.clear()
+    private._run_after_forkers()
+    atexit.register(private._exit_function)  # flushes queues
+
+
+class tracker_kept:
+    """A child that is forked in here shares the resource tracker of this process.
+
+    From Python 3.14.5 on a child that was not forked by multiprocessing closes its copy of the
+    tracker's pipe, and would start one of its own, which removes at the child's end what others
+    still use. multiprocessing says by ``_fork_intent`` that a fork is its own.
+    """
+
+    __slots__ = ("_intent",)
+
+    def __enter__(self) -> None:
+        tracker = sys.modules.get("multiprocessing.resource_tracker")
+        self._intent: Any = getattr(tracker, "_fork_intent", None)
+        if self._intent is not None:
+            self._intent.preserve_fd = True
+
+    def __exit__(self, *_: object) -> None:
+        if self._intent is not None:
+            self._intent.preserve_fd = False
+
+
+# --- The parent.
+
+
+def adopt(process: Any, popen: Any) -> None:
+    """Have a multiprocessing process stand for one that was started without its ``start()``.
+
+    ``_popen`` and ``_sentinel`` are what its methods use. multiprocessing waits at the program's
+    exit for what is in ``_children``; without that, atexit does.
+    """
+    from multiprocessing import process as module
+
+    process._popen = popen
+    process._sentinel = popen.sentinel
+    children = getattr(module, "_children", None)
+    if children is None:
+        atexit.register(_wait_at_exit, process)
+    else:
+        children.add(process)
+
+
+def _wait_at_exit(process: Any) -> None:
+    if process.daemon:
+        process.terminate()
+    process.join()
+
+
+def interpreter_flags() -> list[str]:
+    """The options that this interpreter was started with, for another one.
+
+    Without subprocess's own list those are missing that change no behaviour of workers.
+    """
+    import subprocess
+
+    known = getattr(subprocess, "_args_from_interpreter_flags", None)
+    if known is not None:
+        flags: list[str] = known()
+        return flags
+    switches = {
+        "B": sys.flags.dont_write_bytecode,
+        "E": sys.flags.ignore_environment,
+        "I": sys.flags.isolated,
+        "O": sys.flags.optimize,
+        "P": sys.flags.safe_path,
+        "S": sys.flags.no_site,
+        "b": sys.flags.bytes_warning,
+        "s": sys.flags.no_user_site,
+    }
+    flags = [f"-{letter * count}" for letter, count in switches.items() if count]
+    flags += [f"-W{option}" for option in sys.warnoptions]
+    for name, isset in (("dev", sys.flags.dev_mode), ("utf8", sys.flags.utf8_mode)):
+        flags += ["-X", name] if isset else []
+    return flags
+
+
+class safe_path_for_tracker:
+    """The resource tracker, if it is started in here, leaves the current folder off its path.
+
+    A file there that is called like a module of Python would make it fail with a traceback. One
+    thread at a time; without the private name it starts as multiprocessing has it.
+    """
+
+    _NAME = "_args_from_interpreter_flags"
+
+    def __enter__(self) -> None:
+        from multiprocessing import util
+
+        self._flags: Any = getattr(util, self._NAME, None)
+        if self._flags is not None:
+            setattr(util, self._NAME, lambda: [*self._flags(), "-P"])
+
+    def __exit__(self, *_: object) -> None:
+        from multiprocessing import util
+
+        if self._flags is not None:
+            setattr(util, self._NAME, self._flags)

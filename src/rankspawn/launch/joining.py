@@ -1,0 +1,269 @@
+"""Where and as whom this node joins the others, what it tells them to type, and its session."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from dataclasses import dataclass
+
+from rankspawn.interrupts import join_patiently
+from rankspawn.launch.controllers.role_options import check_roles, role_terms
+from rankspawn.launch.controllers.roles import listed_nodes, own_place
+from rankspawn.launch.flags import FLAGS, UsageError, read_variables, split_flags
+from rankspawn.launch.rendezvous.fence import LeaseTimes
+from rankspawn.launch.rendezvous.job_state import JobTerms
+from rankspawn.launch.rendezvous.session import SharedSession
+from rankspawn.launch.rendezvous.stores import AddressError, OpenStore, open_store, read_master
+from rankspawn.launch.rendezvous.tokens import Token, TokenError, find_token, given_token, new_token
+from rankspawn.plan.topology import is_loopback, join, split_endpoint
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rankspawn.launch.config import LaunchConfig
+    from rankspawn.launch.node import ThisNode
+    from rankspawn.plan.devices import Machine
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+# Flags that say something about one node only, or that the command for the others has anew.
+_NOT_FOR_OTHERS = frozenset({"master", "rank", "host", "nnodes"})
+
+
+@dataclass(frozen=True, slots=True)
+class JoinPlan:
+    """How the nodes of a job find each other.
+
+    Attributes:
+        master: As ``--master`` has it; None to serve one here and tell the others.
+        node_rank: The rank of this node; -1 has it assigned.
+        host: The address of this node; None for the one that the others see.
+        hosts: The addresses of all nodes by rank, where they were listed.
+        min_nodes: The fewest.
+        max_nodes: The most.
+    """
+
+    master: str | None
+    node_rank: int
+    host: str | None
+    hosts: tuple[str, ...]
+    min_nodes: int
+    max_nodes: int
+
+
+def plan_join(config: LaunchConfig, machine: Machine) -> JoinPlan:
+    """The way to the other nodes that the flags describe.
+
+    Nodes whose addresses are listed know their ranks, and without ``--master`` they meet at the
+    first one.
+
+    Raises:
+        UsageError: The flags contradict each other, or this machine.
+    """
+    if config.run_mode == "ipu":
+        raise UsageError(
+            "`ipu` and several nodes exclude each other: poprun itself starts the processes "
+            "on all of --hosts; leave --nnodes out"
+        )
+    if config.run_mode != "collective":
+        check_roles(config)
+    if config.servers:
+        nodes, me = listed_nodes(config, machine)
+        hosts = [node.host for node in nodes]
+        return _plan_of_listed(config, hosts, me, len(hosts), len(hosts))
+    if len(config.ips) > 1:
+        me = own_place(list(config.ips), config.host, machine, flags="--ips")
+        return _plan_of_listed(config, config.ips, me, config.min_nodes, config.max_nodes)
+    return JoinPlan(
+        config.master, config.node_rank, config.host, (), config.min_nodes, config.max_nodes
+    )
+
+
+def _plan_of_listed(
+    config: LaunchConfig, hosts: Sequence[str], me: int, low: int, high: int
+) -> JoinPlan:
+    if config.node_rank not in (-1, me):
+        raise UsageError(
+            f"--rank {config.node_rank} contradicts the list of nodes ({', '.join(hosts)}), in "
+            f"which this one, {hosts[me]}, has rank {me}: leave --rank out"
+        )
+    master = config.master or join(hosts[0], _free_port(config, hosts[0]))
+    return JoinPlan(master, me, hosts[me], tuple(hosts), low, high)
+
+
+def _free_port(config: LaunchConfig, host: str) -> int:
+    """A port that all nodes find by themselves, and that no process of the job was given."""
+    listed = [
+        split_endpoint(text) for text in (*config.servers, *config.trainers, *config.heter_workers)
+    ]
+    taken = {config.gloo_port, *(port for where, port in listed if where == host)}
+    below = range(config.start_port - 1, 0, -1)
+    return next(port for port in below if port not in taken)
+
+
+def command_for_others(
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    program: str,
+    master: str,
+    config: LaunchConfig,
+    token: str,
+) -> str:
+    """What to type on the other nodes: all that this one was told, but for what is its own.
+
+    Args:
+        argv: What was typed on this one.
+        environ: Its environment, whose variables the others may not have.
+        program: How this launcher was called.
+        master: Where this node serves.
+        config: What was asked for.
+        token: The job's token to show, or empty if the other nodes have it.
+    """
+    from shlex import join as quote
+
+    table = [flag for group in FLAGS.values() for flag in group]
+    found, words = split_flags(argv, table)
+    nodes = f"{config.min_nodes}:{config.max_nodes}" if config.is_elastic else config.max_nodes
+    flags = ["--master", master, "--nnodes", str(nodes)]
+    typed = {flag.field for flag, _ in found.values()}
+    variables = read_variables(environ, table, ignored=frozenset())
+    # Those that counted, which the command line may have overruled.
+    told = [(flag, text) for flag, text in variables.values() if flag.field in config.given - typed]
+    for flag, text in (*found.values(), *told):
+        if flag.name not in _NOT_FOR_OTHERS:
+            flags += [flag.written, text]
+    if words and words[0].startswith("-") and words[0] != "-m":
+        words.insert(0, "--")
+    secret = f"RANKSPAWN_JOB_TOKEN={token} " if token else ""
+    return f"{secret}{program} {quote([*flags, *words])}"
+
+
+def begin_session(plan: JoinPlan, here: ThisNode, argv: Sequence[str]) -> SharedSession:
+    """Begin to take part in the job; the session is the caller's to close.
+
+    Args:
+        plan: Where and as whom.
+        here: This node.
+        argv: What was typed, for the command that others are to type.
+
+    Raises:
+        UsageError: A flag's address cannot be meant, or there is no token.
+        OSError: A port is in use.
+    """
+    terms = _job_terms(plan, here.config)
+    try:
+        token = _token(plan)
+        opened = _hearing_signals(lambda: _open(plan, here, token, terms))
+    except (AddressError, TokenError, ImportError) as error:
+        raise UsageError(str(error)) from error
+    try:
+        ports = here.hold_ports(opened.host)
+        if token is not None:
+            _warn_about_loopback(opened)
+        if token is None or plan.master is not None:
+            serves = "; this node serves it" if opened.master is not None else ""
+            logger.info("the nodes meet at %s%s", opened.address, serves)
+        else:
+            _tell_place(opened.address, token, here.config, argv)
+        return SharedSession(
+            opened,
+            job_id=here.config.job_id,
+            terms=terms,
+            ports=ports,
+            given_rank=plan.node_rank,
+        )
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _job_terms(plan: JoinPlan, config: LaunchConfig) -> JobTerms:
+    lease = config.node_timeout
+    return JobTerms(
+        min_nodes=plan.min_nodes,
+        max_nodes=plan.max_nodes,
+        max_restart=config.max_restart,
+        elastic_level=config.elastic_level,
+        elastic_timeout=config.elastic_timeout,
+        lease_seconds=lease,
+        settle_seconds=min(1.0, 0.1 * lease),
+        answer_seconds=min(3.0, 0.3 * lease),
+        expected=plan.hosts,
+        roles=role_terms(config),
+    )
+
+
+def _token(plan: JoinPlan) -> Token | None:
+    """The job's secret; None with etcd, which has none."""
+    if plan.master is not None:
+        return None if read_master(plan.master).is_etcd else find_token(os.environ)
+    return given_token(os.environ) or new_token()
+
+
+def _open(plan: JoinPlan, here: ThisNode, token: Token | None, terms: JobTerms) -> OpenStore:
+    try:
+        return open_store(
+            plan.master,
+            secret="" if token is None else token.secret,
+            job_id=here.config.job_id,
+            machine=here.machine,
+            node_rank=plan.node_rank,
+            host=plan.host,
+            max_nodes=plan.max_nodes,
+            expected=plan.hosts,
+            answer_within=LeaseTimes(terms.lease_seconds).answer_within,
+        )
+    except OSError as error:
+        raise AddressError(error.strerror or str(error)) from error
+
+
+def _tell_place(address: str, token: Token, config: LaunchConfig, argv: Sequence[str]) -> None:
+    """Say what to type on the other nodes, where nobody has told them yet."""
+    program = os.path.basename(sys.argv[0])
+    if program.endswith(".py"):
+        program = f"{os.path.basename(sys.executable)} -m rankspawn.launch"
+    shown = token.secret if token.is_new else ""
+    command = command_for_others(
+        argv, os.environ, program=program, master=address, config=config, token=shown
+    )
+    hint = "" if shown else f" (with this node's {token.source})"
+    # At every level: without it the job cannot begin.
+    logger.critical("on each of the other nodes, type%s:\n  %s", hint, command)
+
+
+def _warn_about_loopback(opened: OpenStore) -> None:
+    if is_loopback(read_master(opened.address).host):
+        where, flag = opened.address, "--master"
+    elif is_loopback(opened.host):
+        where, flag = opened.host, "--host"
+    else:
+        return
+    logger.warning(
+        "%s can be reached on this machine only: for nodes on others, name an address at which "
+        "they reach this one with %s",
+        where,
+        flag,
+    )
+
+
+def _hearing_signals(call: Callable[[], OpenStore]) -> OpenStore:
+    """Make a call that may wait for a name service, during which Python acts on no signal."""
+    found: list[OpenStore] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(call())
+        except BaseException as error:  # it is raised again in the thread that waits
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="rankspawn-opening", daemon=True)
+    thread.start()
+    join_patiently(thread, None)
+    if failed:
+        raise failed[0]
+    return found[0]

@@ -1,0 +1,218 @@
+"""This node of a job: the folder of its logs, its ports, its plan, its pods."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+
+from rankspawn.launch.controllers import plan_programs, ports_needed, resolve_job
+from rankspawn.launch.flags import UsageError
+from rankspawn.launch.pod import Pod, name_of
+from rankspawn.launch.summary import count_workers
+from rankspawn.plan.ports import HeldPorts
+from rankspawn.plan.topology import join
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankspawn.descriptors import Closable
+    from rankspawn.launch.config import LaunchConfig
+    from rankspawn.launch.programs import ProgramSpec
+    from rankspawn.launch.session import StartWorkers
+    from rankspawn.plan.devices import Machine
+    from rankspawn.plan.resources import Resources
+    from rankspawn.workers.follow import LogFollower
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+_LOOPBACK = "127.0.0.1"
+
+
+class ThisNode:
+    """Starts the programs of this node, alone or among others, and holds their ports.
+
+    Args:
+        config: What was asked for.
+        machine: The machine that this is.
+        follower: Shows what belongs on the terminal.
+
+    Attributes:
+        config: The same, with an absolute path of the logs.
+        host: The address at which its processes are reached; known once it holds their ports.
+
+    Raises:
+        UsageError: The options contradict each other or this machine.
+    """
+
+    def __init__(self, config: LaunchConfig, machine: Machine, follower: LogFollower) -> None:
+        self.config: LaunchConfig = replace(config, log_dir=os.path.abspath(config.log_dir))
+        self.machine = machine
+        self.host: str = ""
+        self._follower = follower
+        self._held: HeldPorts | None = None
+        self._was_started = False
+        if config.run_mode != "ipu":
+            self._resources = resolve_job(config, os.environ, machine)
+            _warn_about_cpu(self._resources)
+        _make_log_folder(self.config.log_dir)
+
+    def hold_ports(self, host: str = "") -> tuple[int, ...]:
+        """Hold what this node brings along: a port for each process, and one for Paddle's store.
+
+        Args:
+            host: The address at which other nodes reach this one; empty if there are none.
+
+        Raises:
+            OSError: A port is in use.
+            UsageError: The lists of processes contradict this machine.
+        """
+        config = self.config
+        self.host = host or config.host or _LOOPBACK
+        if config.run_mode == "ipu":
+            return ()
+        if config.servers:
+            from rankspawn.launch.controllers.roles import LIST_ANOTHER, listed_nodes
+
+            nodes, me = listed_nodes(config, self.machine)
+            self.host = host or nodes[me].host
+            self._held = HeldPorts.fixed(nodes[me].ports, nodes[me].host, remedy=LIST_ANOTHER)
+            return ()
+        count = ports_needed(config, self._resources) + (config.run_mode == "collective")
+        if not self._has_fixed_ports:
+            self._held = HeldPorts(count, self.host)
+            return self._held.ports
+        ports = range(config.start_port, config.start_port + count)
+        remedy = "give another --start_port on every node"
+        self._held = HeldPorts.fixed(ports, self.host, remedy=remedy)
+        return self._held.ports
+
+    def fresh_ports(self) -> tuple[int, ...] | None:
+        """Other ports for the next generation; None where they are fixed.
+
+        What a last message of the old generation reaches must not be the new one.
+        """
+        before = self._held
+        if before is None or self.config.servers or self._has_fixed_ports:
+            return None
+        ports = self.hold_ports(self.host)
+        before.close()
+        return ports
+
+    def start(self, instruction: StartWorkers) -> Pod:
+        """Start this node's programs of a generation, or none.
+
+        Raises:
+            OSError: A program cannot be started.
+            UsageError: The options, or what the nodes bring along, do not fit together.
+        """
+        resources: list[Closable] = []
+        keep_logs = self._was_started or instruction.restarts > 0 or not self.config.log_overwrite
+        try:
+            specs = self._plan(instruction, resources)
+            self._announce(specs, instruction)
+            pod = Pod(
+                specs,
+                log_dir=self.config.log_dir,
+                keep_logs=keep_logs,
+                grace=self.config.grace_period,
+                follower=self._follower,
+                resources=resources,
+                outer_mark=instruction.mark,
+            )
+        except BaseException:
+            for resource in resources:
+                resource.close()
+            raise
+        self._was_started = True
+        return pod
+
+    def close(self) -> None:
+        """Give the ports back; a second call does nothing."""
+        if self._held is not None:
+            self._held.close()
+
+    @property
+    def _has_fixed_ports(self) -> bool:
+        """They follow from the flags, as those of listed nodes do under Paddle's launcher."""
+        config = self.config
+        return config.spans_machines and ("start_port" in config.given or len(config.ips) > 1)
+
+    def _plan(self, instruction: StartWorkers, resources: list[Closable]) -> list[ProgramSpec]:
+        if self.config.run_mode == "ipu":
+            return self._plan_ipu()
+        nodes, master, gloo_path = list(instruction.nodes), "", ""
+        if self.config.run_mode == "collective":
+            master = join(nodes[0].host, nodes[0].ports[-1])
+            nodes = [replace(node, ports=node.ports[:-1]) for node in nodes]
+        else:
+            name = f"rankspawn-gloo-{instruction.run_id}-{instruction.generation}-{os.getpid()}"
+            folder = _TemporaryFolder(name)
+            resources.append(folder)
+            gloo_path = folder.path
+        return plan_programs(
+            self.config,
+            self._resources,
+            nodes,
+            instruction.node_rank,
+            master=master,
+            gloo_path=gloo_path,
+            run_id=instruction.run_id,
+            restart_count=instruction.restarts,
+        )
+
+    def _plan_ipu(self) -> list[ProgramSpec]:
+        from shutil import which
+
+        from rankspawn.launch.controllers.ipu import MISSING_POPRUN, plan_ipu
+
+        poprun = which("poprun")
+        if poprun is None:
+            raise FileNotFoundError(MISSING_POPRUN)
+        return plan_ipu(self.config, os.environ, poprun)
+
+    def _announce(self, specs: Sequence[ProgramSpec], instruction: StartWorkers) -> None:
+        """Say what is about to be started."""
+        where = ""
+        if self.config.spans_machines:
+            where = f"node {instruction.node_rank} of {len(instruction.nodes)}: "
+        logger.info("%s%s, logs in %s", where, count_workers(len(specs)), self.config.log_dir)
+        for spec in specs:
+            # Only what we set ourselves: the rest of the environment is nobody else's business.
+            variables = " ".join(
+                f"{name}={value}" for name, value in sorted(spec.env.items()) if value is not None
+            )
+            logger.debug("%s: %s\n  %s", name_of(spec), " ".join(spec.command), variables)
+
+
+def _make_log_folder(path: str) -> None:
+    """Make the folder of the logs, or say before anything is started that it cannot be."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"--log_dir {path} cannot be made a folder for the logs: {error.strerror}"
+        ) from error
+
+
+def _warn_about_cpu(resources: Resources) -> None:
+    """Say that there are no devices, if nobody said that this is meant."""
+    if resources.warning:
+        logger.warning("%s", resources.warning)
+
+
+class _TemporaryFolder:
+    """A folder among the temporary files, removed with what is in it."""
+
+    def __init__(self, name: str) -> None:
+        import tempfile
+
+        self.path = os.path.join(tempfile.gettempdir(), name)
+        os.mkdir(self.path, 0o700)
+
+    def close(self) -> None:
+        """Remove it; a second call does nothing."""
+        import shutil
+
+        shutil.rmtree(self.path, ignore_errors=True)

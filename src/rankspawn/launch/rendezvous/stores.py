@@ -1,0 +1,305 @@
+"""Finding the store of a job: served by this node, by another one, or by etcd; and addresses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rankspawn.launch.rendezvous.client import MasterStore
+from rankspawn.launch.rendezvous.master import ConnectionLimits, Master
+from rankspawn.launch.rendezvous.store import Store
+from rankspawn.launch.rendezvous.wire import derive_key
+from rankspawn.plan.devices import Machine
+from rankspawn.plan.topology import is_here, is_loopback, join
+
+LOOPBACK = "127.0.0.1"
+# Each node has one connection for its requests and one to wait for changes.
+_CONNECTIONS_PER_NODE = 2
+ETCD_PORT = 2379
+# An address of a block that is kept for documentation: nothing is sent to it, but asking for the
+# way there tells which address this machine shows to others.
+_SOMEWHERE = ("192.0.2.1", "2001:db8::1")
+
+
+class AddressError(ValueError):
+    """An address that cannot be meant, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class MasterAddress:
+    """What ``--master`` says.
+
+    Attributes:
+        is_etcd: An etcd cluster; else an embedded master.
+        endpoints: Hosts and ports; one, unless it is etcd.
+    """
+
+    is_etcd: bool
+    endpoints: tuple[tuple[str, int], ...]
+
+    @property
+    def host(self) -> str:
+        """The host of the first endpoint."""
+        return self.endpoints[0][0]
+
+    @property
+    def port(self) -> int:
+        """The port of the first endpoint."""
+        return self.endpoints[0][1]
+
+    def __str__(self) -> str:
+        return ",".join(join(*endpoint) for endpoint in self.endpoints)
+
+
+@dataclass(slots=True)
+class OpenStore:
+    """A job's store, and what this node has to do with it.
+
+    Attributes:
+        store: Not connected yet; whoever waits for it does so in a session.
+        address: What the other nodes are to give as ``--master``.
+        host: The address at which this node is reached.
+        master: The embedded master, if this node serves it; close it last.
+    """
+
+    store: Store
+    address: str
+    host: str
+    master: Master | None = None
+
+    def close(self) -> None:
+        """Let go of the store, and end the master if this node serves it."""
+        self.store.close()
+        if self.master is not None:
+            self.master.close()
+
+
+def open_store(
+    master: str | None,
+    *,
+    secret: str,
+    job_id: str,
+    machine: Machine,
+    node_rank: int = -1,
+    host: str | None = None,
+    max_nodes: int = 2,
+    expected: Sequence[str] = (),
+    answer_within: float = 2.0,
+) -> OpenStore:
+    """Serve the store, or find out where it is. Does not wait for anybody.
+
+    A node serves if the master's address is its own and nobody serves there yet, so the same
+    command works on every node, and several nodes can be tried out on one machine. One that was
+    given a rank other than 0 never serves.
+
+    Args:
+        master: As the user gave it; None to serve at an address of this machine's.
+        secret: The job's token; not used with etcd.
+        job_id: Which job.
+        machine: This one.
+        node_rank: The rank that the user gave this node; -1 for none.
+        host: The address that the user gave for this node.
+        max_nodes: How many nodes may come.
+        expected: The nodes' addresses, if they are known.
+        answer_within: Seconds that a request may take.
+
+    Raises:
+        AddressError: An address that cannot be meant, such as loopback for another machine.
+        OSError: The master cannot listen.
+        ImportError: The client for etcd is not installed.
+    """
+    key = derive_key(secret, job_id)
+    if master is None:
+        return _serve_anywhere(key, host, max_nodes, answer_within)
+    where = read_master(master)
+    if where.is_etcd:
+        return _open_etcd(where, master, host, answer_within)
+    _check_reachable(where, [*expected, *([] if host is None else [host])], machine)
+    master_is_here = is_here(where.host, machine)
+    if host is not None and is_loopback(host) and not master_is_here:
+        raise AddressError(
+            f"--host {host} cannot be reached from the master's machine, {where.host}: give the "
+            "address at which the other nodes reach this one"
+        )
+    if (master_is_here and node_rank <= 0) or node_rank == 0:
+        served = _try_to_serve(where, key, machine, max_nodes, here=master_is_here)
+        if served is not None:
+            return _served(served, where, key, host, answer_within)
+    store = MasterStore(where.host, where.port, key, answer_within=answer_within)
+    # A name that cannot be resolved yet, as of a pod that is just starting, tells nothing.
+    own = host or address_towards(where.host, where.port) or outward_address() or LOOPBACK
+    return OpenStore(store, str(where), own)
+
+
+def _serve_anywhere(
+    key: bytes, host: str | None, max_nodes: int, answer_within: float
+) -> OpenStore:
+    own = host or outward_address() or LOOPBACK
+    try:
+        served = _serve(own, 0, key, max_nodes)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        # The address by which the others reach this machine is translated on the way.
+        served = _serve("", 0, key, max_nodes)
+    where = MasterAddress(False, ((own, served.port),))
+    return _served(served, where, key, host, answer_within)
+
+
+def _served(
+    served: Master, where: MasterAddress, key: bytes, host: str | None, answer_within: float
+) -> OpenStore:
+    listens_everywhere = served.host in ("0.0.0.0", "::")
+    near = LOOPBACK if listens_everywhere else served.host
+    store = MasterStore(near, served.port, key, answer_within=answer_within)
+    own = host or (outward_address() or where.host if listens_everywhere else served.host)
+    return OpenStore(store, str(where), own, served)
+
+
+def _try_to_serve(
+    where: MasterAddress, key: bytes, machine: Machine, max_nodes: int, *, here: bool
+) -> Master | None:
+    """A master at this address; None if another process listens there."""
+    try:
+        return _serve(_listening_host(where.host, machine, here), where.port, key, max_nodes)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return None
+        raise OSError(
+            error.errno, f"the master cannot listen at {where}: {os.strerror(error.errno or 0)}"
+        ) from error
+
+
+def _listening_host(host: str, machine: Machine, here: bool) -> str:
+    """The address of this machine that ``host`` stands for; empty for all that it has."""
+    if not here:
+        # Node 0 by its rank, behind an address that something else translates to it, such as
+        # that of a Kubernetes service.
+        return ""
+    found = machine.resolve(host) or {host}
+    outward = sorted(
+        found & machine.addresses() - {address for address in found if is_loopback(address)}
+    )
+    if outward:
+        return outward[0]
+    if is_loopback(host):
+        return LOOPBACK if host == "localhost" else host
+    # Some systems resolve their own name to 127.0.1.1, at which nobody else reaches them.
+    return outward_address() or ""
+
+
+def _serve(host: str, port: int, key: bytes, max_nodes: int) -> Master:
+    connections = _CONNECTIONS_PER_NODE * max_nodes
+    # All nodes may come at once, and then again while the master still counts the first ones.
+    connection_limits = ConnectionLimits(
+        strangers=max(ConnectionLimits().strangers, connections), trusted=max(64, 2 * connections)
+    )
+    _make_room(connection_limits)
+    return Master(host, port, key, connection_limits=connection_limits)
+
+
+def _make_room(connection_limits: ConnectionLimits) -> None:
+    import contextlib
+
+    from rankspawn.descriptors import make_room_for_descriptors
+
+    # Without it there is room for fewer nodes at a time; the rest try again.
+    with contextlib.suppress(OSError, ValueError):
+        make_room_for_descriptors(connection_limits.trusted + connection_limits.strangers)
+
+
+def _check_reachable(where: MasterAddress, hosts: Sequence[str], machine: Machine) -> None:
+    """Refuse loopback for a job that has nodes elsewhere, as far as that is known."""
+    if not is_loopback(where.host):
+        return
+    elsewhere = [host for host in hosts if not is_here(host, machine)]
+    if elsewhere:
+        raise AddressError(
+            f"--master {where} means this machine only, but the job has a node at {elsewhere[0]}: "
+            "give the address at which the other nodes reach the master's"
+        )
+
+
+def _open_etcd(
+    where: MasterAddress, master: str, host: str | None, answer_within: float
+) -> OpenStore:
+    from rankspawn.launch.rendezvous.etcd import EtcdStore
+
+    store = EtcdStore(where.endpoints, answer_within=answer_within)
+    ways = (address_towards(*endpoint) for endpoint in where.endpoints)
+    found = [way for way in ways if way is not None]
+    # An etcd on this machine is reached over loopback, by which nobody else reaches this node.
+    outward = [way for way in found if not is_loopback(way)]
+    own = host or next(iter(outward or found), None) or outward_address() or LOOPBACK
+    return OpenStore(store, master, own)
+
+
+def read_master(text: str) -> MasterAddress:
+    """``host:port``, ``http://host:port`` or ``etcd://host:port[,host:port…]``.
+
+    Raises:
+        AddressError: It is none of these.
+    """
+    scheme, found, rest = text.rpartition("://")
+    if found and scheme not in ("http", "etcd", "tcp"):
+        raise AddressError(
+            f"--master {text!r}: {scheme}:// is not known; give host:port, http://host:port or "
+            "etcd://host:port[,host:port…]"
+        )
+    is_etcd = scheme == "etcd"
+    endpoints = rest.rstrip("/").split(",")
+    if len(endpoints) > 1 and not is_etcd:
+        raise AddressError(f"--master {text!r} names several masters; only etcd:// has several")
+    port = ETCD_PORT if is_etcd else None
+    return MasterAddress(
+        is_etcd, tuple(_read_endpoint(endpoint.strip(), port, text) for endpoint in endpoints)
+    )
+
+
+def _read_endpoint(endpoint: str, default: int | None, text: str) -> tuple[str, int]:
+    host, colon, port = endpoint.rpartition(":")
+    if not colon or endpoint.endswith("]"):
+        host, port = endpoint, "" if default is None else str(default)
+    if not host or not (port.isascii() and port.isdecimal()) or not 0 < int(port) < 65536:
+        raise AddressError(f"--master {text!r}: {endpoint!r} is no host:port")
+    return host.strip("[]"), int(port)
+
+
+def address_towards(host: str, port: int) -> str | None:
+    """The address that this machine shows to ``host``; None if there is no way there."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    for family, kind, protocol, _, where in found:
+        try:
+            # A datagram socket that is connected sends nothing; it only looks up the way.
+            with socket.socket(family, kind, protocol) as probe:
+                probe.connect(where)
+                return str(probe.getsockname()[0]).partition("%")[0]
+        except OSError:
+            continue
+    return None
+
+
+def outward_address() -> str | None:
+    """The address that this machine shows to the rest of the world, if it has one."""
+    for somewhere in _SOMEWHERE:
+        found = address_towards(somewhere, 9)
+        if found is not None and not is_loopback(found):
+            return found
+    return None
+
+
+def machine_id() -> str:
+    """The same text for processes that reach each other over loopback, and for no others."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        # Two containers, or two network namespaces, of one machine have each their own loopback.
+        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return socket.gethostname()

@@ -1,0 +1,155 @@
+"""From an outcome to the error that people read: who, what, why, what next.
+
+The wording is data, because programs match it: ours here, torch's in ``compat.torch``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rankspawn.errors import (
+    ProcessException,
+    ProcessExitedException,
+    ProcessRaisedException,
+    SpawnTimeoutError,
+)
+from rankspawn.supervise.outcome import STATUS_LOST, End, Outcome, signal_name
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.supervise.group import RankReport
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How an error begins; ``{rank}``, ``{signal}`` and ``{code}`` are filled in."""
+
+    raised: str = "Process {rank} terminated with the following error:\n"
+    signalled: str = "Process {rank} terminated with signal {signal}"
+    exited: str = "Process {rank} terminated with exit code {code}"
+    # torch's messages end in a line feed, and do not explain. What was given to sys.exit is kept.
+    explains: bool = True
+
+
+OURS = Wording()
+
+
+def make_error(
+    outcome: Outcome, report: RankReport, wording: Wording, tail: str = ""
+) -> ProcessException:
+    """The error of one rank whose end is no success.
+
+    Args:
+        outcome: How it ended.
+        report: What it said at its end.
+        wording: How to say it.
+        tail: Its last lines and where they are, if they are kept.
+    """
+    if outcome.end is not End.RAISED:
+        detail = report.text if outcome.end is End.EXITED else ""
+        return _exited(outcome, detail, tail, wording)
+    message = wording.raised.format(rank=outcome.rank) + tail + report.text
+    if wording.explains:
+        message = message.rstrip("\n")
+    return ProcessRaisedException(
+        message, outcome.rank, outcome.pid, report.exception(), report.text
+    )
+
+
+def first_of(errors: Sequence[ProcessException], *, tries: int) -> ProcessException:
+    """The first failure in time, knowing all others."""
+    first = errors[0]
+    first.failures = tuple(errors)
+    if tries > 1:
+        first.add_note(f"The group was started {tries} times; this is how the last try failed.")
+    return first
+
+
+def make_timeout_error(
+    timeout: float | None, ended: Sequence[int], stacks: Mapping[int, str]
+) -> SpawnTimeoutError:
+    """The error of a group whose time is over.
+
+    Args:
+        timeout: How many seconds it had.
+        ended: The ranks that had ended by then.
+        stacks: Rank to where the others were.
+    """
+    text = f"the workers did not end within {timeout:g} s and were stopped.\n"
+    if ended:  # what the others wait for, as a rule
+        text += f"rank {', '.join(map(str, ended))} had returned before.\n"
+    return SpawnTimeoutError(text + describe_stacks(stacks), stacks=stacks)
+
+
+def describe_stacks(stacks: Mapping[int, str]) -> str:
+    """All stacks, those first that differ from what most ranks do."""
+    # Threads beside the main one are anywhere, and count only if the main ones are all alike.
+    odd = _differing({rank: _place(_main_thread(text)) for rank, text in stacks.items()})
+    odd = odd or _differing({rank: _place(text) for rank, text in stacks.items()})
+    lines: list[str] = []
+    if odd:
+        names, others = ", ".join(str(rank) for rank in odd), len(stacks) - len(odd)
+        lines.append(f"rank {names} differs from the other {others}, look there first:")
+    for rank in sorted(stacks, key=lambda rank: (rank not in odd, rank)):
+        lines.append(f"--- rank {rank} ---\n{stacks[rank].rstrip()}")
+    return "\n".join(lines)
+
+
+def _differing(places: Mapping[int, str]) -> list[int]:
+    """The ranks that are not where most are; none if most are not in one place."""
+    common, count = Counter(places.values()).most_common(1)[0] if places else ("", 0)
+    has_majority = count > len(places) / 2
+    return [rank for rank, place in places.items() if has_majority and place != common]
+
+
+def _main_thread(text: str) -> str:
+    """The last one: faulthandler begins with the youngest, and leaves a line empty between two."""
+    return text.rstrip().rpartition("\n\n")[2]
+
+
+def _place(text: str) -> str:
+    """The stack without what always differs: thread numbers."""
+    return "\n".join(line for line in text.splitlines() if line.lstrip().startswith("File "))
+
+
+def _exited(outcome: Outcome, detail: str, tail: str, wording: Wording) -> ProcessExitedException:
+    by_signal = outcome.exit_code < 0 and outcome.end is not End.EXITED
+    name = signal_name(-outcome.exit_code) if by_signal else None
+    template = wording.exited if name is None else wording.signalled
+    message = template.format(rank=outcome.rank, signal=name, code=outcome.exit_code)
+    explanation = detail or (_explain(outcome, name) if wording.explains else "")
+    if explanation:
+        message += f": {explanation}"
+    if tail:
+        message += "\n" + tail.rstrip("\n")
+    return ProcessExitedException(message, outcome.rank, outcome.pid, outcome.exit_code, name)
+
+
+def _explain(outcome: Outcome, signalled_by: str | None) -> str:
+    """What is known or likely, and what to do next."""
+    if outcome.end is End.STOPPED:
+        return "it was stopped because another rank failed or the caller stopped the group"
+    if outcome.end is End.EXITED:
+        return "its function called sys.exit"
+    if outcome.had_returned:
+        return (
+            f"its function had returned, but process {outcome.pid} failed on its way out "
+            "(an atexit handler, a thread, or a library's cleanup)"
+        )
+    if signalled_by == "SIGKILL":
+        return f"process {outcome.pid} was killed; {outcome.why_killed}"
+    if signalled_by is not None:
+        return f"process {outcome.pid} was ended by the signal, without a Python exception"
+    if outcome.exit_code == STATUS_LOST:
+        return (
+            f"process {outcome.pid} ended without a report, and its status is not known: SIGCHLD "
+            "is ignored in this program, something else waited for it, or it exited with that"
+        )
+    if outcome.exit_code == 0:
+        return (
+            f"process {outcome.pid} exited without returning: something called os._exit(0), "
+            "or ended the interpreter, before func returned"
+        )
+    return f"process {outcome.pid} ended without a Python exception, e.g. by os._exit"

@@ -1,0 +1,278 @@
+"""Supervising a group, and its successors if it is restarted, to one answer.
+
+``MultiprocessContext`` is the face of this for callers; queues and event loops use it, too.
+Any thread may call anything here.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from rankspawn.descriptors import stdio_occupied
+from rankspawn.interrupts import sigint_blocked
+from rankspawn.supervise.failures import OURS, Wording, first_of, make_error, make_timeout_error
+from rankspawn.supervise.outcome import End, failures_in
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.errors import ProcessException
+    from rankspawn.supervise.group import Group, Spectator
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisionPolicy:
+    """How a context supervises its group."""
+
+    grace_period: float = 10.0
+    timeout: float | None = None
+    max_restarts: int = 0
+    wording: Wording = OURS
+    # False while one rank is debugged: then the others do not hear a Ctrl-C in the terminal.
+    interrupts_reach_workers: bool = True
+
+
+class Supervisor:
+    """One job: the group that runs now, and the answer once there is one.
+
+    Attributes:
+        group: The workers that run now, or ran last.
+        finished: The answer is known: ``error``, or None for success.
+        deadline: When ``timeout`` is over, on the monotonic clock.
+        is_stopping: The group is being ended, after a failure or because it was asked to.
+        awaiting: How many tasks await it; cancelling the last one stops the workers.
+    """
+
+    group: Group
+
+    def __init__(
+        self,
+        start: Callable[[int], Group],
+        policy: SupervisionPolicy,
+        spectators: Sequence[Spectator] = (),
+    ) -> None:
+        """Nothing runs before :meth:`begin`.
+
+        Args:
+            start: Starts a group; gets how many were started before.
+            policy: How to supervise it.
+            spectators: Who shows what the ranks do.
+        """
+        self.policy = policy
+        self._spectators = spectators
+        self.error: BaseException | None = None
+        self.finished: bool = False
+        self.is_stopping: bool = False
+        self.awaiting = 0
+        timeout = policy.timeout
+        self.deadline: float | None = None if timeout is None else time.monotonic() + timeout
+        self._start = start
+        self._restarts = 0
+        self._concluding = threading.RLock()
+        self._values: dict[int, Any] = {}
+
+    def begin(self) -> None:
+        """Start the group."""
+        with sigint_blocked():
+            self._start_group()
+
+    def wait(self, condition: Callable[[], bool], deadline: float | None, grace: float) -> bool:
+        """Wait for the condition, concluding the group once it failed, ended or is overdue."""
+        with self.watched():
+            while not condition():
+                group = self.group
+                limits = [limit for limit in (deadline, self.deadline) if limit is not None]
+                if not group.wait(partial(_either, condition, group), min(limits, default=None)):
+                    if not self._is_overdue():
+                        return False
+                    self._conclude(group, grace)
+                elif not condition():
+                    self._conclude(group, grace)
+            return True
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """In here somebody waits for the ranks, and is shown what they do."""
+        with ExitStack() as stack:
+            for spectator in self._spectators:
+                stack.enter_context(spectator.watched())
+            yield
+
+    def stop(self, grace: float, *, interrupted: bool = False) -> None:
+        """End the group for good; see ``Group.stop`` for what ``interrupted`` means."""
+        with self._concluding:
+            if not self.finished:
+                self.is_stopping = True
+                reaches = interrupted and self.policy.interrupts_reach_workers
+                self.group.stop(grace, interrupted=reaches)
+                self._finish()
+
+    @contextmanager
+    def stopped_on_error(self, grace: float) -> Iterator[None]:
+        """Whatever goes wrong in here (Ctrl-C, as a rule), the workers do not outlive it."""
+        try:
+            yield
+        except BaseException as error:
+            if hasattr(self, "group"):
+                interrupted = isinstance(error, KeyboardInterrupt)
+                try:
+                    self.stop(grace, interrupted=interrupted)
+                except KeyboardInterrupt:
+                    # The second one has cut the grace period short, and is not told besides.
+                    if not interrupted:
+                        raise
+            raise
+
+    def is_due(self, group: Group) -> bool:
+        """The group has to be concluded: it ended, a rank failed, or the time is over."""
+        return _is_decided(group) or self._is_overdue()
+
+    def conclude_if_due(self, group: Group) -> None:
+        """Conclude the group if it is time to; for whoever watches it."""
+        if self.is_due(group):
+            self._conclude(group, self.policy.grace_period)
+
+    def wait_for_rank(self, index: int, deadline: float | None, *, failures: bool) -> bool:
+        """Wait for the end of one rank, for its queues."""
+        is_final = partial(self._is_final, index, failures)
+        grace = self.policy.grace_period
+        with self.stopped_on_error(grace):
+            return self.wait(is_final, deadline, grace)
+
+    def has_ended(self, index: int, *, failures: bool) -> bool:
+        """The rank's outcome is final, seen without waiting; for its queues."""
+        if not self.finished:
+            self.group.collect()
+        return self._is_final(index, failures)
+
+    def _is_final(self, index: int, failures: bool) -> bool:
+        """With restarts allowed, an outcome counts only once the whole group is done.
+
+        Who waits for a result must see the group torn down if it failed; who looks for errors
+        can have this one as it is.
+        """
+        if self.finished or self.policy.max_restarts:
+            return self.finished
+        group = self.group
+        return group.has_ended(index) and (failures or not group.outcomes[index].is_failure)
+
+    def has_result(self, index: int) -> bool:
+        """The rank reported a result."""
+        return index in self.group.outcomes and self.group.outcomes[index].had_returned
+
+    def take_result(self, index: int) -> Any:
+        """The rank's result, or its error raised."""
+        if not self.has_result(index):
+            raise self.error_of(index).with_traceback(None)  # it may have been raised before
+        if index not in self._values:
+            try:
+                self._values[index] = self.group.report_of(index).result()
+            except Exception as error:
+                rank = self.group.outcomes[index].rank
+                error.add_note(f"The result of rank {rank} was being read.")
+                raise
+        return self._values[index]
+
+    def has_error(self, index: int) -> bool:
+        """The rank failed by itself."""
+        return index in self.group.outcomes and self.group.outcomes[index].is_failure
+
+    def take_error(self, index: int) -> str:
+        """The rank's traceback, or the message if it has none."""
+        if not self.has_error(index):
+            raise queue.Empty
+        text = self.group.report_of(index).text
+        return text if self.group.outcomes[index].end is End.RAISED else str(self.error_of(index))
+
+    def _make_error(self, group: Group, index: int) -> ProcessException:
+        wording, tail = self.policy.wording, group.last_lines(index)
+        return make_error(group.outcomes[index], group.report_of(index), wording, tail)
+
+    def error_of(self, index: int) -> BaseException:
+        """Its own error, or what it fell victim to."""
+        if self.has_error(index) or self.error is None:
+            return self._make_error(self.group, index)
+        return self.error
+
+    def _start_group(self) -> None:
+        with stdio_occupied():
+            self.group: Group = self._start(self._restarts)
+            self.group.owner = weakref.ref(self)
+        self.is_stopping = False
+        try:
+            for spectator in self._spectators:
+                spectator.begin(self.group)
+        except BaseException:  # no descriptors left, as a rule
+            self.group.stop(0.0)
+            self.group.close()
+            raise
+
+    def _conclude(self, group: Group, grace: float) -> None:
+        """End the group after a failure, a timeout or success; start the next one if allowed."""
+        with self._concluding:
+            if self.finished or group is not self.group:
+                return
+            stacks = None if _is_decided(group) else group.stacks()
+            ended = [outcome.rank for _, outcome in sorted(group.outcomes.items())]
+            self.is_stopping = True
+            group.stop(grace)
+            if stacks is not None:
+                self._finish(make_timeout_error(self.policy.timeout, ended, stacks))
+            elif group.has_failed and self._may_restart(group):
+                self._restart()
+            else:
+                self._finish()
+
+    def _restart(self) -> None:
+        self.group.close()
+        for spectator in self._spectators:
+            spectator.finish()
+        self._restarts += 1
+        try:
+            self.begin()
+        except BaseException as error:
+            self.error, self.finished = error, True
+            raise
+
+    def _may_restart(self, group: Group) -> bool:
+        """A failure before any rank reached the function does not heal by trying again."""
+        reached = any(outcome.reached_function for outcome in group.outcomes.values())
+        return reached and self._restarts < self.policy.max_restarts
+
+    def _finish(self, error: BaseException | None = None) -> None:
+        """Keep the final answer; without an error given, what became of the ranks says it."""
+        group = self.group
+        bad = [index for index, _ in failures_in(group.outcomes)] or [
+            index for index, outcome in sorted(group.outcomes.items()) if outcome.end is End.STOPPED
+        ]
+        if error is None and bad:
+            error = first_of(
+                [self._make_error(group, index) for index in bad],
+                tries=self._restarts + 1,
+            )
+        self.error = error
+        group.close()
+        try:
+            for spectator in self._spectators:
+                spectator.finish()
+        finally:  # also if that was interrupted
+            self.finished = True
+
+    def _is_overdue(self) -> bool:
+        return self.deadline is not None and time.monotonic() >= self.deadline
+
+
+def _is_decided(group: Group) -> bool:
+    """Nothing more to wait for in it: all ended, or one failed."""
+    return group.all_ended or group.has_failed
+
+
+def _either(condition: Callable[[], bool], group: Group) -> bool:
+    return condition() or _is_decided(group)

@@ -1,0 +1,107 @@
+"""What the options ask to be shown, read and checked before anything starts. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from string import Formatter
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.options import SpawnOptions
+
+DEFAULT_PREFIX = "[rank {rank}] "
+_FIELDS = ("rank", "local_rank", "world_size", "device")
+
+
+@dataclass(frozen=True, slots=True)
+class ShowRequest:
+    """What to show of a group while it runs.
+
+    Attributes:
+        lines: The ranks whose lines are shown; True for all, False for none.
+        prefix: What stands before each line, as a template.
+        progress: Whether there is a view of all ranks.
+        captures: Whether output goes to files without a name, since there is no ``log_dir``.
+    """
+
+    lines: bool | tuple[int, ...]
+    prefix: str
+    progress: bool
+    captures: bool
+
+    def shows(self, rank: int) -> bool:
+        """Whether the lines of this rank are shown."""
+        return self.lines if isinstance(self.lines, bool) else rank in self.lines
+
+
+def read_show_request(options: SpawnOptions, *, in_notebook: bool) -> ShowRequest | None:
+    """What these options ask to be shown; None if ranks print where the parent does."""
+    lines = options.tee
+    if lines is None:
+        # A live view would be overwritten by whoever prints beside it, so with it lines are shown
+        # by us, too. And what a kernel shows of its own output it may show too late, or in
+        # another cell.
+        lines = (options.progress or in_notebook) and options.log_dir is None
+        is_plain = not options.progress
+    else:
+        is_plain = False
+    if lines is False and not options.progress:
+        return None
+    prefix = "" if is_plain and options.prefix is None else options.prefix
+    return ShowRequest(
+        lines,
+        DEFAULT_PREFIX if prefix is None else prefix,
+        options.progress,
+        captures=options.log_dir is None,
+    )
+
+
+def check_show_request(options: SpawnOptions, request: ShowRequest | None, world_size: int) -> None:
+    """Refuse what cannot be shown.
+
+    Args:
+        options: The options of ``spawn``.
+        request: What :func:`read_show_request` made of them.
+        world_size: How many ranks there are.
+
+    Raises:
+        ValueError: A rank that does not exist, a template that cannot be filled in, or two
+            options that want the terminal.
+    """
+    ranks = f"the ranks are 0 to {world_size - 1}"
+    if isinstance(options.tee, tuple) and options.tee and options.tee[-1] >= world_size:
+        raise ValueError(f"tee names rank {options.tee[-1]}, but {ranks}")
+    if options.debug is not None and options.debug >= world_size:
+        raise ValueError(f"debug={options.debug} is no rank: {ranks}")
+    if options.debug is not None and options.progress:
+        raise ValueError(
+            "debug and progress both need the terminal: leave progress out while you debug"
+        )
+    if options.prefix is not None:
+        _check_prefix(options.prefix)
+        if request is None or not (request.lines or request.progress):
+            raise ValueError("prefix goes before lines that are shown: add tee=True, or ranks")
+
+
+def _check_prefix(prefix: str) -> None:
+    """Refuse a template that cannot be filled in for each line of a rank."""
+    allowed = ", ".join(f"{{{name}}}" for name in _FIELDS)
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(prefix) if name is not None]
+        wrong = [name for name in names if name not in _FIELDS]
+        if not wrong:
+            fill_prefix(prefix, rank=0, local_rank=0, world_size=1, device="cpu")
+    except ValueError as error:
+        raise ValueError(
+            f"prefix={prefix!r} is no template: {error}; it may have {allowed}"
+        ) from None
+    if wrong:
+        raise ValueError(f"prefix={prefix!r} has {{{wrong[0]}}}: it may have {allowed}")
+    if "\n" in prefix or "\r" in prefix:
+        raise ValueError(f"prefix={prefix!r} has a line end, but it stands before each line")
+
+
+def fill_prefix(prefix: str, *, rank: int, local_rank: int, world_size: int, device: str) -> bytes:
+    """The prefix of a rank's lines, from the template."""
+    values = {"rank": rank, "local_rank": local_rank, "world_size": world_size, "device": device}
+    return prefix.format(**values).encode("utf-8", "replace")

@@ -1,0 +1,166 @@
+"""The agent between a scripted session and programs that are not there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from rankspawn.interrupts import ENDING, Signals
+from rankspawn.launch.agent import Agent
+from rankspawn.launch.pod import Ending
+from rankspawn.launch.programs import TRAINER, Node, ProgramSpec
+from rankspawn.launch.session import (
+    Cause,
+    Instruction,
+    JobOver,
+    JobResult,
+    StartWorkers,
+    StopWorkers,
+)
+from rankspawn.supervise.outcome import End, Outcome
+
+if TYPE_CHECKING:
+    from rankspawn.launch.node import ThisNode
+    from rankspawn.launch.session import Session
+
+START = StartWorkers(1, (Node(0, "10.0.0.1", ()), Node(1, "10.0.0.2", ())), 1, 0, "run")
+SPEC = ProgramSpec(TRAINER, 3, ("x",), {}, "workerlog.3", False)
+FAILURE = Ending("rank 3", SPEC, Outcome(3, 42, End.DIED, 7, 0, True), 1.0, "/nowhere", 0)
+LEFT = JobResult((Cause("left", "node 1 was ended", 130),))
+
+
+class FakePod:
+    """Programs about which there is always something to collect."""
+
+    has_trainers = True
+
+    def __init__(self, log: list[str], happens: Callable[[FakePod], None]) -> None:
+        self.failures: list[Ending] = []
+        self.endings: list[Ending] = []
+        self.is_done = self.is_empty = False
+        self._log = log
+        self._happens = happens
+        self._event = os.eventfd(1)
+
+    def fileno(self) -> int:
+        return self._event
+
+    def collect(self) -> None:
+        self._happens(self)
+
+    def close(self) -> None:
+        os.close(self._event)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        assert name in ("stop", "stop_helpers", "kill"), name
+        return lambda **_: self._log.append(name)
+
+
+class Here:
+    """A node that starts such a pod."""
+
+    host = "10.0.0.2"
+
+    def __init__(self, pod: FakePod) -> None:
+        self._pod = pod
+
+    def start(self, _: StartWorkers) -> FakePod:
+        return self._pod
+
+    def fresh_ports(self) -> None:
+        return None
+
+
+class Script:
+    """A session that has decided everything beforehand."""
+
+    def __init__(self, log: list[str], *batches: list[Instruction]) -> None:
+        self._log = log
+        self._batches = iter(batches)
+
+    def fileno(self) -> None:
+        return None
+
+    def take(self) -> list[Instruction]:
+        return next(self._batches)
+
+    def may_start(self, _: StartWorkers) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: self._log.append(name)
+
+
+@pytest.fixture
+def signals() -> Iterator[Signals]:
+    before = {number: signal.getsignal(number) for number in ENDING}
+    with Signals() as signals:
+        yield signals
+    for number, action in before.items():
+        signal.signal(number, action)
+
+
+def run(
+    signals: Signals, happens: Callable[[FakePod], None], *batches: list[Instruction]
+) -> tuple[JobResult, list[str]]:
+    """The result, and what the session and the pod were told meanwhile."""
+    log: list[str] = []
+    here = cast("ThisNode", Here(FakePod(log, happens)))
+    session = cast("Session", Script(log, [START], *batches))
+    return Agent(here, signals).run(lambda: session), log
+
+
+def fail(pod: FakePod) -> None:
+    pod.failures = [FAILURE]
+
+
+def test_a_failure_after_an_order_to_stop_is_no_cause(signals: Signals) -> None:
+    over = JobOver(JobResult((Cause("failed", "rank 0 failed", 9),)))
+    stop = StopWorkers(1, "a worker of another node failed")
+    result, log = run(signals, fail, [], [stop], [over])
+    assert log == ["stop", "stopped", "close"]
+    assert result.exit_code == 9
+
+
+def test_a_failure_is_told_once(signals: Signals) -> None:
+    over = JobOver(JobResult((Cause("failed", "rank 3 failed", 7),)))
+    result, log = run(signals, fail, [], [], [], [StopWorkers(1)], [over])
+    assert log == ["failed", "stop", "stopped", "close"]
+    assert result.exit_code == 7
+
+
+def test_what_ends_together_with_a_signal_has_not_failed(signals: Signals) -> None:
+    def be_interrupted(pod: FakePod) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        fail(pod)
+
+    result, log = run(signals, be_interrupted, [], [], [JobOver(LEFT)])
+    assert log == ["leave", "stop", "stopped", "close"]
+    assert (result.exit_code, result.text) == (130, "")
+
+
+def test_who_served_is_stopped_and_nobody_else(signals: Signals) -> None:
+    def finish(pod: FakePod) -> None:
+        pod.is_done = True
+
+    stop = StopWorkers(1, succeeded=True)
+    result, log = run(signals, finish, [], [], [stop], [JobOver(JobResult())])
+    assert log == ["done", "stop_helpers", "stopped", "close"]
+    assert result.succeeded
+
+
+def test_nothing_runs_after_an_error(signals: Signals) -> None:
+    log: list[str] = []
+
+    def break_down(_: FakePod) -> None:
+        raise MemoryError
+
+    here = cast("ThisNode", Here(FakePod(log, break_down)))
+    session = cast("Session", Script(log, [START], []))
+    with pytest.raises(MemoryError):
+        Agent(here, signals).run(lambda: session)
+    assert log == ["stop", "stopped", "close"]
