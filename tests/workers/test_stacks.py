@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest.mock import Mock
 
+from rankspawn import MultiprocessContext
 from rankspawn.workers import child
-from rankspawn.workers.stacks import without_our_frames
+from rankspawn.workers.stacks import Asked, without_our_frames
+from tests.jobs import DEADLOCK
+
+Run = Callable[..., MultiprocessContext]
 
 
 def test_what_has_called_the_function_is_left_out_of_its_stack() -> None:
@@ -24,3 +36,40 @@ def test_what_has_called_the_function_is_left_out_of_its_stack() -> None:
     assert without_our_frames(other + own + below) == other + own
     assert without_our_frames(own + below.partition("\n")[2]) == own
     assert without_our_frames(other) == other
+
+
+def test_who_wrote_it_is_left_out() -> None:
+    ours = Path(child.__file__).parent
+    head = "Current thread 0x1 (most recent call first):\n"
+    own = '  File "train.py", line 9 in train\n'
+    writer = f'  File "{ours}/child.py", line 3 in write_stacks\n'
+    assert without_our_frames(head + writer + own) == head + own
+
+
+def called_from_c(ready: Connection) -> None:
+    ready.send(None)
+    collections.deque(map(do_nothing, itertools.count()), maxlen=0)
+
+
+def do_nothing(_: int) -> None:
+    pass
+
+
+def test_a_rank_that_c_code_calls_over_and_over_survives_them(run: Run, start_method: str) -> None:
+    """A look at its frames at any moment, as faulthandler's on a signal, would crash it."""
+    ready, end = multiprocessing.get_context(start_method).Pipe(duplex=False)
+    with run(called_from_c, args=(end,), nprocs=1, join=False) as context:
+        end.close()
+        assert ready.poll(DEADLOCK)
+        for _ in range(25):
+            assert "in called_from_c\n" in context.dump_stacks()[0]
+        assert context.exitcodes() == [None]
+    ready.close()
+
+
+def test_a_late_answer_is_not_a_second_one() -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(b"by C\n\fby Python\n")
+        file.flush()
+        asked = Asked(Mock(), file.fileno(), 0, size=os.fstat(file.fileno()).st_size)
+        assert asked.text() == "by C\n"

@@ -14,7 +14,15 @@ import sys
 from rankspawn import cpython
 from rankspawn.cpython import raw_signal
 from rankspawn.workers.parcel import open_parcel
-from rankspawn.workers.report import DEAF_TO_INTERRUPTS, IN_FUNCTION, STACKS_SIGNAL, STARTED, Report
+from rankspawn.workers.report import (
+    DEAF_TO_INTERRUPTS,
+    IN_FUNCTION,
+    STACKS_BEGIN,
+    STACKS_IN_C_SIGNAL,
+    STACKS_SIGNAL,
+    STARTED,
+    Report,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -176,9 +184,22 @@ def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
 
 
 def answer_stack_requests(report: Report) -> None:
-    """From now on a signal has all Python stacks written to the report's file, in C."""
-    if STACKS_SIGNAL:
-        faulthandler.register(STACKS_SIGNAL, report.open_for_stacks(), all_threads=True)
+    """From now on signals have all Python stacks written to the report's file."""
+    if not STACKS_SIGNAL:
+        return
+    file = report.open_for_stacks()
+
+    def write_stacks(*_: object) -> None:
+        try:
+            os.write(file, STACKS_BEGIN.encode())
+            faulthandler.dump_traceback(file)
+        except OSError:  # the program has closed it
+            pass
+
+    faulthandler.register(STACKS_IN_C_SIGNAL, file, all_threads=True)
+    raw_signal.signal(STACKS_SIGNAL, write_stacks)
+    # System calls of libraries go on as if there had been no signal.
+    raw_signal.siginterrupt(STACKS_SIGNAL, False)
 
 
 def load_task(boot: Boot) -> Callable[[], Any]:

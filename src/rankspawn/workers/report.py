@@ -41,8 +41,13 @@ LOOKED_AT, DEAF_TO_INTERRUPTS = 1, 2
 STEPS_AT = 1024
 # Stacks are written far behind everything else; the file is sparse, so the gap costs nothing.
 STACKS_AT = 1 << 40
-# A real-time signal: programs use none of these, while SIGUSR1 and 2 mean preemption to many.
+# Real-time signals: programs use none of these, while SIGUSR1 and 2 mean preemption to many. The
+# first has the main thread write its stacks between two instructions; the second has them
+# written in C at once, whatever the threads do.
 STACKS_SIGNAL = getattr(raw_signal, "SIGRTMAX", 0) and raw_signal.SIGRTMAX - 2
+STACKS_IN_C_SIGNAL = STACKS_SIGNAL and STACKS_SIGNAL - 1
+# Before stacks that the main thread wrote: they may come late, behind those that were written in C.
+STACKS_BEGIN = "\f"
 _ONE = (1).to_bytes(8, "little")
 
 

@@ -1,25 +1,46 @@
 """Where every rank is: Python stacks, written by the workers on a signal.
 
-faulthandler writes them from C, also while a rank holds the GIL in C code. A signal handler
-cannot say when it is done, so the parent looks until nothing is added any more.
+A rank's main thread writes them between two instructions. One that does not come to that, as it
+waits or is in C code, has faulthandler write them in C: only then, because that reads frames as
+it finds them, and one that is being entered or left makes it crash (with CPython 3.13.0 about
+every tenth time, if C code calls Python code over and over). A signal handler cannot say when it
+is done, so the parent looks until nothing is added any more.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 
-from rankspawn.workers.report import STACKS_AT, STACKS_SIGNAL, STARTED
+from rankspawn.workers.report import (
+    STACKS_AT,
+    STACKS_BEGIN,
+    STACKS_IN_C_SIGNAL,
+    STACKS_SIGNAL,
+    STARTED,
+)
 from rankspawn.workers.worker import read_header
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.workers.group import WorkerGroup
+    from rankspawn.workers.popen import WorkerPopen
 
 # A dump takes a millisecond; a rank on a loaded machine may have to wait for a CPU first.
 _AT_MOST_SECONDS = 2.0
+# A main thread that has not come to Python code by then is busy in C code, as it seems.
+_BY_ITSELF_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
+# Looks in a row that find all threads asleep, before the rank is taken for one that waits; between
+# two instructions it may sleep as well, for the GIL or a page.
+_LOOKS_ASLEEP = 5
+# CPU time in which a main thread would have come to Python code; one that was given less has
+# waited for a CPU. In the kernel's unit, which is 10 ms as a rule.
+_TICKS_TO_ANSWER = 5
+# What the kernel calls the states of a thread that sleeps.
+_ASLEEP = set("SDI")
 # How faulthandler begins the line of a frame of ours.
 _OURS = f'  File "{os.path.dirname(__file__)}/'
 NO_ANSWER = (
@@ -28,25 +49,86 @@ NO_ANSWER = (
 )
 
 
+@dataclass(slots=True)
+class Asked:
+    """A rank that was asked for its stacks."""
+
+    popen: WorkerPopen
+    fd: int
+    start: int
+    size: int = 0
+    looks_asleep: int = 0
+    ticks_before: int | None = None
+    asked_in_c: bool = False
+
+    @property
+    def is_silent(self) -> bool:
+        """It has not begun to answer."""
+        return self.size == self.start
+
+    def ask(self, number: int) -> bool:
+        """Send the signal, if the process has a handler for it."""
+        has_handler = _has_handler(self.popen.pid, number)
+        if has_handler:
+            self.popen.send_signal(number)
+        return has_handler
+
+    def ask_in_c_if_needed(self, *, is_late: bool) -> None:
+        """Have C write them, once, if the main thread waits or is in C code.
+
+        Not if the process is stopped: the signal would come in the midst of whatever it does when
+        it goes on.
+        """
+        threads = _look_at_threads(self.popen.pid)
+        state, ticks = threads.get(self.popen.pid, ("", 0))
+        if self.ticks_before is None:
+            self.ticks_before = ticks
+        is_asleep = bool(threads) and {state for state, _ in threads.values()} <= _ASLEEP
+        self.looks_asleep = self.looks_asleep + 1 if is_asleep else 0
+        had_time = state in _ASLEEP or ticks - self.ticks_before >= _TICKS_TO_ANSWER
+        if self.looks_asleep >= _LOOKS_ASLEEP or (is_late and had_time):
+            self.asked_in_c = True
+            self.ask(STACKS_IN_C_SIGNAL)
+
+    def text(self) -> str:
+        """What it wrote first since it was asked."""
+        text = os.pread(self.fd, self.size - self.start, self.start).decode("utf-8", "replace")
+        dumps = (without_our_frames(dump) for dump in text.split(STACKS_BEGIN))
+        return next(filter(None, dumps), NO_ANSWER)
+
+
 def collect_stacks(group: WorkerGroup) -> dict[int, str]:
     """Rank to the stacks of all its threads, for the ranks that run."""
-    asked: dict[int, tuple[int, int]] = {}
+    asked: dict[int, Asked] = {}
     stacks: dict[int, str] = {}
     with group.open_outcome_files() as files:
         for index, fd in sorted(files.items()):
             worker = group.workers[index]
             stacks[worker.rank] = NO_ANSWER
-            if read_header(fd).stage >= STARTED and _has_handler(worker.popen.pid):
-                asked[worker.rank] = (fd, _size(fd))
-                worker.popen.send_signal(STACKS_SIGNAL)
-        asked_workers = [group.workers[index] for index in files]
-        _wait_until_written(
-            asked, lambda: {worker.rank for worker in asked_workers if worker.popen.poll() is None}
-        )
-        for rank, (fd, start) in asked.items():
-            text = os.pread(fd, _size(fd) - start, start).decode("utf-8", "replace")
-            stacks[rank] = without_our_frames(text) or NO_ANSWER
+            rank = Asked(worker.popen, fd, _size(fd))
+            if read_header(fd).stage >= STARTED and rank.ask(STACKS_SIGNAL):
+                asked[worker.rank] = rank
+        _wait_until_written(list(asked.values()))
+        stacks |= {number: rank.text() for number, rank in asked.items()}
     return stacks
+
+
+def _wait_until_written(asked: list[Asked]) -> None:
+    """Until all have answered or ended, or had their time, twice."""
+    by_themselves = time.monotonic() + _BY_ITSELF_SECONDS
+    deadline = by_themselves + _AT_MOST_SECONDS
+    while asked and time.monotonic() < deadline:
+        time.sleep(_LOOK_SECONDS)
+        before = [each.size for each in asked]
+        for each in asked:
+            each.size = _size(each.fd)
+        silent = [each for each in asked if each.is_silent and each.popen.poll() is None]
+        if not silent and before == [each.size for each in asked]:
+            return
+        is_late = time.monotonic() >= by_themselves
+        for each in silent:
+            if not each.asked_in_c:
+                each.ask_in_c_if_needed(is_late=is_late)
 
 
 def without_our_frames(text: str) -> str:
@@ -56,6 +138,8 @@ def without_our_frames(text: str) -> str:
     for line in text.splitlines(keepends=True):
         if not line.startswith("  File "):  # the head of another thread
             is_below = False
+        elif line.startswith(f"{_OURS}child.py") and line.endswith(" in write_stacks\n"):
+            continue
         elif line.startswith(f"{_OURS}child.py") and line.endswith(" in work\n"):
             is_below = True
             if kept and kept[-1].startswith(_OURS):  # a lambda, through which that calls it
@@ -65,28 +149,26 @@ def without_our_frames(text: str) -> str:
     return "".join(kept)
 
 
-def _has_handler(pid: int) -> bool:
+def _has_handler(pid: int, number: int) -> bool:
     """The signal does not end the process, as it would after that became another program."""
     try:
         with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
             caught = next(line for line in file if line.startswith("SigCgt:"))
     except (OSError, StopIteration):  # it ended
         return False
-    return bool(int(caught.split()[1], 16) >> (STACKS_SIGNAL - 1) & 1)
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
-def _wait_until_written(
-    asked: Mapping[int, tuple[int, int]], running: Callable[[], set[int]]
-) -> None:
-    deadline = time.monotonic() + _AT_MOST_SECONDS
-    before: list[int] = []
-    while asked and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
-        sizes = [_size(fd) for fd, _ in asked.values()]
-        silent = {rank for rank, (fd, start) in asked.items() if _size(fd) == start}
-        if sizes == before and silent.isdisjoint(running()):
-            return
-        before = sizes
+def _look_at_threads(pid: int) -> dict[int, tuple[str, int]]:
+    """Thread to what it does, as the kernel calls it, and the CPU time that it has used."""
+    threads = {}
+    with suppress(OSError):  # it ended
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(OSError), open(f"/proc/{pid}/task/{thread}/stat", "rb") as file:
+                # The name before it may hold anything.
+                fields = file.read().rpartition(b") ")[2].split()
+                threads[int(thread)] = fields[0].decode(), int(fields[11]) + int(fields[12])
+    return threads
 
 
 def _size(fd: int) -> int:
