@@ -7,6 +7,7 @@ import ast
 import asyncio
 import contextlib
 import gc
+import itertools
 import os
 import queue
 import signal
@@ -16,6 +17,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 
 import pytest
 
@@ -392,6 +394,48 @@ class TestAwait:
             asyncio.run(main(context))
             assert context.exitcodes() == [-9, -15]
             assert engine.groups[0].kills == 1
+
+    def test_ctrl_c_counts_as_one_at_every_instruction_before_the_wait(self) -> None:
+        for count in itertools.count():
+            engine = ScriptedEngine()
+            with engine.context() as context, pytest.raises(KeyboardInterrupt):
+                asyncio.run(_join_interrupted(context, interrupt := InterruptAfter(count)))
+            assert engine.groups[0].stops == [(DEADLOCK, True)], interrupt.where
+            if not interrupt.where:
+                break
+        assert count > 20  # else it has looked at nothing
+
+
+class InterruptAfter:
+    """Traces our modules, and gets a SIGINT after so many instructions in them."""
+
+    def __init__(self, instructions: int) -> None:
+        self._left = instructions
+        self.where = ""
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> InterruptAfter | None:
+        if not frame.f_code.co_filename.endswith(("async_join.py", "interrupts.py")):
+            return None
+        frame.f_trace_opcodes = True
+        # Python 3.12 tells of lines only.
+        if event in ("line", "opcode") and not self.where:
+            self._left -= 1
+            if self._left < 0:
+                self.where = f"{frame.f_code.co_qualname}:{frame.f_lineno}"
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+async def _join_interrupted(context: MultiprocessContext, interrupt: InterruptAfter) -> None:
+    def end_trace() -> None:
+        sys.settrace(before)
+        if not interrupt.where:  # it has begun to wait
+            signal.raise_signal(signal.SIGINT)
+
+    before = sys.gettrace()
+    asyncio.get_running_loop().call_soon(end_trace)
+    sys.settrace(interrupt)
+    await context
 
 
 async def _join(context: MultiprocessContext) -> bool:

@@ -26,8 +26,10 @@ async def wait_until_finished(job: Supervisor) -> None:
     loop = asyncio.get_running_loop()
     job.awaiting += 1
     with interrupts_watched() as watch, loop_woken_by_signals(loop):
-        # If it is to be cancelled already, who knows by whom; it may have been a Ctrl-C.
-        watch.interrupted |= _is_cancelled()
+        # If it is to be cancelled already, who knows by whom; it may have been a Ctrl-C. Not
+        # with "|=", which would put back what it read before an interrupt in the midst of it.
+        if _is_cancelled():
+            watch.interrupted = True
         try:
             with job.watched():
                 while not job.finished:
