@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # What signal wraps to return enums: its import takes a worker 2 ms, and each call of a wrapper
 # has a forked one copy twenty pages more.
 raw_signal = _signal
-# Names of multiprocessing that become_child() sets or calls.
+# Names of multiprocessing that ChildMaker sets or calls.
 _OF_PROCESS = ("_process_counter", "_children", "_current_process", "_parent_process")
 _OF_UTIL = ("_finalizer_registry", "_run_after_forkers", "_exit_function")
 
@@ -117,11 +117,11 @@ def run_exit_functions() -> bool:
     return True
 
 
-def forget_exit_functions() -> None:
+def forget_exit_functions(finalize: Any) -> None:
     """For a forked worker: what the parent registered for its own exit is not run here.
 
     Without ``atexit._clear`` no exit function of the worker is run either. The names of
-    weakref.finalize let finalizers that the worker makes register themselves again.
+    ``weakref.finalize`` let finalizers that the worker makes register themselves again.
     """
     global _exit_functions_are_ours  # noqa: PLW0603 - the process is in this state
     clear = getattr(atexit, "_clear", None)
@@ -129,12 +129,9 @@ def forget_exit_functions() -> None:
         _exit_functions_are_ours = False
     else:
         clear()
-    from weakref import finalize
-
-    kind: Any = finalize
-    if hasattr(kind, "_registry") and hasattr(kind, "_registered_with_atexit"):
-        kind._registry.clear()
-        kind._registered_with_atexit = False
+    if hasattr(finalize, "_registry") and hasattr(finalize, "_registered_with_atexit"):
+        finalize._registry.clear()
+        finalize._registered_with_atexit = False
 
 
 # --- What multiprocessing knows of itself in a worker that was not started by it.
@@ -223,7 +220,7 @@ def _share_tracker(module: ModuleType, fd: int) -> None:
 
 
 def can_become_child() -> bool:
-    """All that :func:`become_child` needs is there; else multiprocessing does it its own way."""
+    """All that :class:`ChildMaker` needs is there; else multiprocessing does it its own way."""
     from multiprocessing import process, util
 
     return (
@@ -238,11 +235,14 @@ def bootstrap_of(process: object) -> Callable[[], int] | None:
     return getattr(process, "_bootstrap", None)
 
 
-def lazy_parent() -> Any:
-    """This process as multiprocessing's ``parent_process()`` has it in a worker.
+def parent_class() -> Any:
+    """The class of this process as multiprocessing's ``parent_process()`` has it in a worker.
 
     Its sentinel is opened when somebody asks. Only if :func:`can_become_child`.
     """
+    global _parent_class  # noqa: PLW0603 - made once: that takes longer than a fork
+    if _parent_class is not None:
+        return _parent_class
     from multiprocessing import process
 
     parent_process: Any = process._ParentProcess  # type: ignore[attr-defined]
@@ -260,28 +260,44 @@ def lazy_parent() -> Any:
         def _sentinel(self, _: object) -> None:
             """By its base class."""
 
-    return Parent(process.current_process().name, os.getpid(), None)
+    _parent_class = Parent
+    return Parent
 
 
-def become_child(process: Any, parent: Any) -> None:
-    """Tell multiprocessing that this is one of its children, which will end like one."""
-    import itertools
-    import threading
-    from multiprocessing import process as module
-    from multiprocessing import util
+_parent_class: Any = None
 
-    names: Any = module
-    names._process_counter = itertools.count(1)
-    names._children = set()
-    names._current_process = process
-    names._parent_process = parent
-    thread: Any = threading.main_thread()
-    if hasattr(thread, "_set_native_id"):  # threading sets it itself from Python 3.13 on
-        thread._set_native_id()
-    private: Any = util
-    private._finalizer_registry.clear()
-    private._run_after_forkers()
-    atexit.register(private._exit_function)  # flushes queues
+
+class ChildMaker:
+    """Tells multiprocessing, in a fork, that this is one of its children, to end like one.
+
+    Made before the fork, for all of them: imports touch pages as well. Only if
+    :func:`can_become_child`.
+    """
+
+    def __init__(self) -> None:
+        import itertools
+        import threading
+        from multiprocessing import process, util
+
+        self._process: Any = process
+        self._util: Any = util
+        self._parent: Any = parent_class()(process.current_process().name, os.getpid(), None)
+        self._counter = itertools.count(1)
+        self._threading = threading
+
+    def become_child(self, process: Any) -> None:
+        """Runs in the fork."""
+        module, util = self._process, self._util
+        module._process_counter = self._counter
+        module._children = set()
+        module._current_process = process
+        module._parent_process = self._parent
+        thread: Any = self._threading.main_thread()
+        if hasattr(thread, "_set_native_id"):  # threading sets it itself from Python 3.13 on
+            thread._set_native_id()
+        util._finalizer_registry.clear()
+        util._run_after_forkers()
+        atexit.register(util._exit_function)  # flushes queues
 
 
 class tracker_kept:

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Generator, Sequence
 from multiprocessing import process as mp_process
@@ -166,7 +167,7 @@ class CommonToForks:
         self.mark = mark
         self.parent_pid: int = os.getpid()
         # None where a version of Python lacks what the short way needs.
-        self.parent: Any = cpython.lazy_parent() if cpython.can_become_child() else None
+        self.maker = cpython.ChildMaker() if cpython.can_become_child() else None
         self.stdin: TextIO | None = _open_input()
         self.sigint_handler: Any = _choose_sigint_handler()
 
@@ -228,14 +229,14 @@ class ForkedWorker:
         signal.set_wakeup_fd(-1)
         if callable(self._common.sigint_handler):  # the parent holds it back
             cpython.raw_signal.signal(signal.SIGINT, self._common.sigint_handler)
-        cpython.forget_exit_functions()
+        cpython.forget_exit_functions(weakref.finalize)
         run_and_leave(lambda: self._way(self))
 
     def _choose_way(self, common: CommonToForks) -> Callable[[ForkedWorker], int]:
         bootstrap = cpython.bootstrap_of(self._process)
         # Somebody who changed how children start, such as coverage, is called as usual.
         is_plain = bootstrap is None or bootstrap.__module__ == mp_process.__name__
-        if common.parent is not None and is_plain:
+        if common.maker is not None and is_plain:
             return ForkedWorker._work_as_child
         return ForkedWorker._work if bootstrap is None else ForkedWorker._work_by_bootstrap
 
@@ -259,7 +260,8 @@ class ForkedWorker:
         return bootstrap()
 
     def _become_child(self) -> Callable[[], Any]:
-        cpython.become_child(self._process, self._common.parent)
+        assert self._common.maker is not None, "or this way is not chosen"
+        self._common.maker.become_child(self._process)
         return self._become_rank()
 
     def _become_rank(self) -> Callable[[], Any]:
