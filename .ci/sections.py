@@ -43,7 +43,7 @@ SECTIONS = {
 }
 # Programs that tests of jobs on many machines need, and Debian's package of each.
 PROGRAMS = {"etcd": "etcd-server", "ip": "iproute2"}
-# On two cores: a suite waits for processes half of its time. All tests hold under a load of 20.
+# On two cores: a suite waits for processes half of its time.
 AT_ONCE = 3
 # After SIGTERM, before SIGKILL: time for pytest to end what its tests have started.
 GRACE = 20.0
