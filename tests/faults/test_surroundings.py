@@ -100,11 +100,16 @@ def test_processes_that_run_out_in_the_middle_of_the_start(
     outcome = run("processes_run_out", spare)
 
     needed = 6 if start_method == "forkserver" else 5
-    if spare >= needed:
-        assert outcome == [0, 1, 2, 3]
+    started = min(4, max(0, spare - needed + 4))
+    # A control group has the program alone. A user's limit is for all processes of that user, so
+    # one that ends meanwhile makes room for one more.
+    possible = [started] if os.geteuid() == 0 else range(started, 5)
+    if outcome == [0, 1, 2, 3]:
+        assert 4 in possible
     else:
         assert outcome.startswith(("OSError", "BlockingIOError")), outcome
-        assert f"{max(0, spare - needed + 4)} of 4 workers had been started" in outcome
+        told = [f"{count} of 4 workers had been started" in outcome for count in possible]
+        assert any(told), outcome
 
 
 def test_many_workers_with_the_usual_limits(run: Program, start_method: str) -> None:
