@@ -10,11 +10,15 @@ import tempfile
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import IO
 from unittest.mock import Mock
+
+import pytest
 
 from rankspawn import MultiprocessContext
 from rankspawn.workers import child
-from rankspawn.workers.stacks import Asked, without_our_frames
+from rankspawn.workers.report import STACKS_AT
+from rankspawn.workers.stacks import NO_ANSWER, Asked, without_our_frames
 from tests.jobs import DEADLOCK
 
 Run = Callable[..., MultiprocessContext]
@@ -67,9 +71,40 @@ def test_a_rank_that_c_code_calls_over_and_over_survives_them(run: Run, start_me
     ready.close()
 
 
-def test_a_late_answer_is_not_a_second_one() -> None:
+def asked_with(file: IO[bytes], written: bytes) -> Asked:
+    file.write(written)
+    file.flush()
+    popen = Mock()
+    popen.poll.return_value = None
+    return Asked(popen, file.fileno(), 0, size=len(written))
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (b"\fby Python\n\v", "by Python\n"),
+        (b"by C\n", "by C\n"),
+        (b"by C\n\fby Python, late\n\v", "by Python, late\n"),
+        (b"end of an older one\n\v\fby Python\n\v", "by Python\n"),
+        (b"\fcut sho", "cut sho"),
+        (b"", NO_ANSWER),
+    ],
+)
+def test_one_answer_is_read(written: bytes, text: str) -> None:
     with tempfile.TemporaryFile() as file:
-        file.write(b"by C\n\fby Python\n")
-        file.flush()
-        asked = Asked(Mock(), file.fileno(), 0, size=os.fstat(file.fileno()).st_size)
-        assert asked.text() == "by C\n"
+        assert asked_with(file, written).text() == text
+
+
+def test_an_answer_is_waited_for_to_its_end() -> None:
+    """Also if nothing is added for a while: a rank may have to wait for a CPU."""
+    with tempfile.TemporaryFile() as file:
+        os.lseek(file.fileno(), STACKS_AT, os.SEEK_SET)
+        asked = asked_with(file, b"\fby Py")
+        asked.start = STACKS_AT
+        for _ in range(100):
+            asked.look()
+            assert not asked.has_answered
+        os.write(file.fileno(), b"thon\n\v")
+        asked.look()
+        assert asked.has_answered
+        assert asked.text() == "by Python\n"

@@ -18,6 +18,7 @@ from rankspawn.workers.report import (
     DEAF_TO_INTERRUPTS,
     IN_FUNCTION,
     STACKS_BEGIN,
+    STACKS_END,
     STACKS_IN_C_SIGNAL,
     STACKS_SIGNAL,
     STARTED,
@@ -191,8 +192,9 @@ def answer_stack_requests(report: Report) -> None:
 
     def write_stacks(*_: object) -> None:
         try:
-            os.write(file, STACKS_BEGIN.encode())
+            os.write(file, STACKS_BEGIN)
             faulthandler.dump_traceback(file)
+            os.write(file, STACKS_END)
         except OSError:  # the program has closed it
             pass
 

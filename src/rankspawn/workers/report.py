@@ -46,8 +46,9 @@ STACKS_AT = 1 << 40
 # written in C at once, whatever the threads do.
 STACKS_SIGNAL = getattr(raw_signal, "SIGRTMAX", 0) and raw_signal.SIGRTMAX - 2
 STACKS_IN_C_SIGNAL = STACKS_SIGNAL and STACKS_SIGNAL - 1
-# Before stacks that the main thread wrote: they may come late, behind those that were written in C.
-STACKS_BEGIN = "\f"
+# Around stacks that the main thread wrote. They are many small writes, between which it may have to
+# wait for a CPU; and they may come late, behind those that were written in C.
+STACKS_BEGIN, STACKS_END = b"\f", b"\v"
 _ONE = (1).to_bytes(8, "little")
 
 

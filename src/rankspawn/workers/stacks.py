@@ -3,13 +3,14 @@
 A rank's main thread writes them between two instructions. One that does not come to that, as it
 waits or is in C code, has faulthandler write them in C: only then, because that reads frames as
 it finds them, and one that is being entered or left makes it crash (with CPython 3.13.0 about
-every tenth time, if C code calls Python code over and over). A signal handler cannot say when it
-is done, so the parent looks until nothing is added any more.
+every tenth time, if C code calls Python code over and over). C code cannot say when it is done, so
+the parent then looks until nothing is added any more.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from rankspawn.workers.report import (
     STACKS_AT,
     STACKS_BEGIN,
+    STACKS_END,
     STACKS_IN_C_SIGNAL,
     STACKS_SIGNAL,
     STARTED,
@@ -36,6 +38,8 @@ _LOOK_SECONDS = 0.01
 # Looks in a row that find all threads asleep, before the rank is taken for one that waits; between
 # two instructions it may sleep as well, for the GIL or a page.
 _LOOKS_ASLEEP = 5
+# Looks in a row that find nothing added, before what C code writes is taken for whole.
+_LOOKS_ALIKE = 5
 # CPU time in which a main thread would have come to Python code; one that was given less has
 # waited for a CPU. In the kernel's unit, which is 10 ms as a rule.
 _TICKS_TO_ANSWER = 5
@@ -57,14 +61,26 @@ class Asked:
     fd: int
     start: int
     size: int = 0
+    looks_alike: int = 0
     looks_asleep: int = 0
     ticks_before: int | None = None
     asked_in_c: bool = False
 
+    def look(self) -> None:
+        """See what it has written by now."""
+        size = _size(self.fd)
+        self.looks_alike = self.looks_alike + 1 if size == self.size else 0
+        self.size = size
+
     @property
-    def is_silent(self) -> bool:
-        """It has not begun to answer."""
-        return self.size == self.start
+    def has_answered(self) -> bool:
+        """The answer is whole, as far as can be known; or there will be none."""
+        if self.popen.poll() is not None:
+            return True
+        if self.size == self.start:
+            return False
+        is_whole = os.pread(self.fd, 1, self.size - 1) == STACKS_END
+        return is_whole or (self.asked_in_c and self.looks_alike >= _LOOKS_ALIKE)
 
     def ask(self, number: int) -> bool:
         """Send the signal, if the process has a handler for it."""
@@ -91,10 +107,11 @@ class Asked:
             self.ask(STACKS_IN_C_SIGNAL)
 
     def text(self) -> str:
-        """What it wrote first since it was asked."""
-        text = os.pread(self.fd, self.size - self.start, self.start).decode("utf-8", "replace")
-        dumps = (without_our_frames(dump) for dump in text.split(STACKS_BEGIN))
-        return next(filter(None, dumps), NO_ANSWER)
+        """What it has written since it was asked."""
+        written = os.pread(self.fd, self.size - self.start, self.start)
+        whole = re.search(rb"\f([^\v]*)\v", written)
+        dump = whole[1] if whole else written.strip(STACKS_BEGIN)
+        return without_our_frames(dump.decode("utf-8", "replace")) or NO_ANSWER
 
 
 def collect_stacks(group: WorkerGroup) -> dict[int, str]:
@@ -119,15 +136,14 @@ def _wait_until_written(asked: list[Asked]) -> None:
     deadline = by_themselves + _AT_MOST_SECONDS
     while asked and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
-        before = [each.size for each in asked]
         for each in asked:
-            each.size = _size(each.fd)
-        silent = [each for each in asked if each.is_silent and each.popen.poll() is None]
-        if not silent and before == [each.size for each in asked]:
+            each.look()
+        waited_for = [each for each in asked if not each.has_answered]
+        if not waited_for:
             return
         is_late = time.monotonic() >= by_themselves
-        for each in silent:
-            if not each.asked_in_c:
+        for each in waited_for:
+            if each.size == each.start and not each.asked_in_c:
                 each.ask_in_c_if_needed(is_late=is_late)
 
 
