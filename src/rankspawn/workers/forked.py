@@ -167,7 +167,9 @@ class CommonToForks:
         self.mark = mark
         self.parent_pid: int = os.getpid()
         # None where a version of Python lacks what the short way needs.
-        self.maker = cpython.ChildMaker() if cpython.can_become_child() else None
+        self.maker: cpython.ChildMaker | None = (
+            cpython.ChildMaker() if cpython.can_become_child() else None
+        )
         self.stdin: TextIO | None = _open_input()
         self.sigint_handler: Any = _choose_sigint_handler()
 
