@@ -10,7 +10,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rankspawn.cpython import interpreter_flags
 from rankspawn.descriptors import Owned
@@ -21,26 +21,29 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 
 
 class WorkerPopen:
-    """A started worker: our own child, or a fork server's, whose status the server tells."""
+    """A started worker, a child of this process.
 
-    def __init__(
-        self, pid: int, *, pidfd: int = -1, status: Callable[[], int] | None = None
-    ) -> None:
+    A handler of a signal may raise, or wait for the same worker, between any two lines. So its
+    status is looked at first, which can be done again, and let go of once it is kept here.
+    """
+
+    def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
         self.status_lost: bool = False
-        self._reaping = threading.Lock()
+        # Two threads may see the end at once; a handler waits in the thread that it interrupts.
+        self._reaping = threading.RLock()
         # multiprocessing's own sentinel is a pipe whose other end the worker's children inherit,
         # so it does not fire while one of them lives. And a signal through a pidfd cannot hit a
         # stranger who got the same process id.
         try:
-            self._pidfd = Owned(_open_child(pid) if pidfd < 0 else pidfd)
+            self._pidfd = Owned(self._open())
         except (ProcessLookupError, ChildProcessError):
             # It ended already, and the system or somebody else has collected its status. An
             # eventfd that is readable from the start stands for it in every selector.
             self._pidfd = Owned(os.eventfd(1, os.EFD_CLOEXEC))
             self.returncode, self.status_lost = STATUS_LOST, True
-        self._collect_status = status or self._reap
+        self._seen: int | None = None
         self.sentinel: int = self._pidfd.fileno()
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
@@ -48,12 +51,13 @@ class WorkerPopen:
         return self.wait(0.0 if flag & os.WNOHANG else None)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Wait for the end, and reap; None if the time ran out first."""
+        """Wait for the end, and reap; None if the time ran out first, and in a forked child."""
+        if self._pidfd.closed:
+            return self.returncode
         if self.returncode is None and is_readable(self.sentinel, timeout):
-            # Two threads may have seen the end; a second waitpid would find no child, or another.
             with self._reaping:
                 if self.returncode is None:
-                    self.returncode = self._collect()
+                    self._collect()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -75,20 +79,38 @@ class WorkerPopen:
         self.send_signal(signal.SIGINT)
 
     def close(self) -> None:
-        """Let go of the descriptor."""
-        self._pidfd.close()
+        """Let go of the descriptor, unless the end is still to be seen by it.
 
-    def _collect(self) -> int:
+        Without it nobody could: multiprocessing, which waits for its children at exit, would look
+        at whatever has its number by then. What is kept goes with this object.
+        """
+        if self.poll() is not None:
+            self._pidfd.close()
+
+    def _collect(self) -> None:
         try:
-            return self._collect_status()
+            if self._seen is None:
+                self._seen = self._look()
+            self._let_go()
         except ChildProcessError:
-            # SIGCHLD is ignored in this program, or something waited for every child.
-            self.status_lost = True
-            return STATUS_LOST
+            # SIGCHLD is ignored in this program, or something waited for every child; or an
+            # exception came right after we let go of it, and its status is known.
+            self.status_lost = self._seen is None
+        self.returncode = STATUS_LOST if self._seen is None else self._seen
 
-    def _reap(self) -> int:
-        _, status = os.waitpid(self.pid, 0)
-        return os.waitstatus_to_exitcode(status)
+    def _open(self) -> int:
+        """A pidfd; ProcessLookupError or ChildProcessError if it was reaped already."""
+        return _open_child(self.pid)
+
+    def _look(self) -> int:
+        """The exit code of the ended process, which stays there to be looked at."""
+        ended = os.waitid(os.P_PIDFD, self.sentinel, os.WEXITED | os.WNOWAIT)
+        assert ended is not None, "only with WNOHANG there may be nothing"
+        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+
+    def _let_go(self) -> None:
+        """Have the system forget it."""
+        os.waitid(os.P_PIDFD, self.sentinel, os.WEXITED)
 
 
 def _open_child(pid: int) -> int:

@@ -1,4 +1,4 @@
-"""The fork server's own side: import, then fork on request, and tell how each worker ended.
+"""The fork server's own side: import, then fork and reap on request.
 
 Runs in the server, and after a fork in the worker. See ``forkserver`` for the protocol.
 """
@@ -6,6 +6,7 @@ Runs in the server, and after a fork in the worker. See ``forkserver`` for the p
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -20,12 +21,15 @@ from typing import Any, NoReturn
 
 from rankspawn.workers import inherited
 from rankspawn.workers.child import Boot, load, load_task, run_and_leave, work
+from rankspawn.workers.parcel import WORD
 from rankspawn.workers.report import Report
 
 # Larger than any packet of the protocol.
 PACKET = 1 << 16
 # The system passes at most 253 descriptors with one packet.
 MOST_FDS = 253
+# Told in place of an exit code that is not known: something else in here waited for the worker.
+NO_STATUS = 1 << 16
 _LONGEST_ERROR = 30_000
 # What a driver's context is reached through. A forked copy of one does not work.
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/xpu", "/dev/davinci", "/dev/cambricon")
@@ -42,7 +46,8 @@ def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[2]))
     # Ctrl-C reaches the whole foreground group; this process ends with its parent instead.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    # What the thread blocks that happens to start this process is not meant for later callers.
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
     with requests, contextlib.suppress(ConnectionResetError):
         greeting = requests.recv(PACKET)
         if not greeting:  # the parent is gone already
@@ -52,7 +57,7 @@ def main() -> None:
             load_what_workers_need()
             sys.path[:] = asked["path"]
             error, warnings = preload(asked["modules"])
-        _answer(requests, {"error": error, "warnings": warnings})
+        _send(requests, json.dumps({"error": error, "warnings": warnings}).encode())
         if not error:
             _serve(requests)
 
@@ -73,63 +78,70 @@ def _killed_with_parent(requests: socket.socket) -> Iterator[None]:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Until the parent is gone."""
-    woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler there is no wake-up
-    tickets: dict[int, int] = {}
-    poller = select.poll()
-    poller.register(requests, select.POLLIN)
-    poller.register(woken, select.POLLIN)
-    while True:
-        ready = dict(poller.poll())
-        if woken in ready:
-            os.read(woken, PACKET)
-            _tell_statuses(requests, tickets)
-        if requests.fileno() in ready and not _take_request(requests, tickets, (woken, wake)):
-            return
+    """Until the parent is gone.
+
+    Nothing is done about a worker that ended before the parent asks: it knows by its pidfd. So this
+    process needs no signal, which somebody might block, and until then the process id of a worker
+    is its own.
+    """
+    # Whatever the parent or a module has set. Were it ignored, the system itself would reap.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    running: dict[int, int] = {}  # ticket to process id
+    while _take_request(requests, running):
+        pass
 
 
-def _take_request(
-    requests: socket.socket, tickets: dict[int, int], own_fds: tuple[int, ...]
-) -> bool:
-    """Fork one worker, which has no use for ``own_fds``; False at the end of the connection."""
+def _take_request(requests: socket.socket, running: dict[int, int]) -> bool:
+    """Do one thing that the parent asks for; False at the end of the connection."""
     try:
         packet, fds, _, _ = socket.recv_fds(requests, PACKET, MOST_FDS)
-    except ConnectionResetError:  # it left with statuses unread
+    except ConnectionResetError:  # it left with answers unread
         return False
     if not packet:
         return False
     request = json.loads(packet)
-    try:
-        pid = os.fork()
-    except OSError as error:
-        _answer(requests, {"pid": 0, "error": [error.errno, error.strerror]})
-    else:
-        if pid == 0:
-            signal.set_wakeup_fd(-1)
-            for fd in own_fds:
-                os.close(fd)
-            _run_worker(Boot.read(request["boot"], fds), requests)
-        tickets[pid] = request["ticket"]
-        # Only this loop reaps, so the number is still the worker's own, even if that has ended.
-        pidfd = os.pidfd_open(pid)
-        _answer(requests, {"pid": pid, "error": None}, [pidfd])
-        os.close(pidfd)
+    ticket = request["ticket"]
+    if "boot" in request:
+        _fork(requests, running, ticket, request["boot"], fds)
+    elif ticket in running:  # else it was asked twice, because an exception came before the answer
+        pid = running.pop(ticket)
+        if request["kill"]:  # nobody waits for an answer
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            _reap(pid)
+        else:
+            _answer(requests, -ticket, _reap(pid))
     for fd in fds:
         os.close(fd)
     return True
 
 
-def _tell_statuses(requests: socket.socket, tickets: dict[int, int]) -> None:
-    while tickets:
-        pid, status = os.waitpid(-1, os.WNOHANG)
-        if not pid:
-            return
-        ticket = tickets.pop(pid, None)
-        if ticket is not None:
-            code = os.waitstatus_to_exitcode(status)
-            _answer(requests, {"ticket": ticket, "status": code})
+def _fork(
+    requests: socket.socket,
+    running: dict[int, int],
+    ticket: int,
+    boot: Sequence[int],
+    fds: Sequence[int],
+) -> None:
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _answer(requests, ticket, -(error.errno or errno.EAGAIN))
+        return
+    if pid == 0:
+        _run_worker(Boot.read(boot, fds), requests)
+    running[ticket] = pid
+    _answer(requests, ticket, pid)
+
+
+def _reap(pid: int) -> int:
+    """The exit code; waits for a debugger of the worker that is to know it first."""
+    try:
+        _, status = os.waitpid(pid, 0)
+    except ChildProcessError:
+        return NO_STATUS
+    return os.waitstatus_to_exitcode(status)
 
 
 def _run_worker(boot: Boot, requests: socket.socket) -> NoReturn:
@@ -138,7 +150,6 @@ def _run_worker(boot: Boot, requests: socket.socket) -> NoReturn:
     def body() -> int:
         # Blocked until the worker can report it; see child.work.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         inherited.received[:] = boot.brought
         inherited.carry_mark(*boot.mark)
@@ -167,10 +178,16 @@ def _become(boot: Boot) -> Callable[[], Any]:
     return load_task(boot)
 
 
-def _answer(requests: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
+def _answer(requests: socket.socket, key: int, value: int) -> None:
+    """A ticket with its worker, or minus the ticket with how that ended."""
+    pair = [number.to_bytes(WORD, "little", signed=True) for number in (key, value)]
+    _send(requests, b"".join(pair))
+
+
+def _send(requests: socket.socket, packet: bytes) -> None:
     # If the parent is gone, the next read says so.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        socket.send_fds(requests, [json.dumps(message).encode()], fds or [])
+        requests.send(packet)
 
 
 def load_what_workers_need() -> None:

@@ -302,7 +302,12 @@ def start_workers(
         environ = waiting[-1].environment()
         with closing(launcher.launch(tuple(waiting))) as popens:
             for popen in popens:
-                started.append(_adopt(waiting.popleft(), popen))
+                try:
+                    started.append(_adopt(waiting.popleft(), popen))
+                except BaseException:  # from a handler: nobody else knows this one yet
+                    popen.kill()
+                    popen.wait()
+                    raise
     except OSError as error:
         error.add_note(explain_start_failure(error, environ, len(started), len(environments)))
         raise
@@ -325,11 +330,10 @@ def _make_spec(
     if flags := _flags(settings, rank):
         os.pwrite(outcome_file.fileno(), pack_words([flags]), HEADER_WORDS * WORD)
     has_terminal = rank == settings.debug_rank
-    log_dir, captures = settings.log_dir, settings.captures
-    if has_terminal or (log_dir is None and not captures):
+    if has_terminal or (settings.log_dir is None and not settings.captures):
         output = Output()  # to where this process's own goes
     else:
-        output = open_output(rank, log_dir=log_dir, keep=is_restart)
+        output = open_output(rank, log_dir=settings.log_dir, keep=is_restart)
     process = RankProcess(rank, settings.daemon)
     return WorkerSpec(rank, index, changes, outcome_file, output, process, has_terminal)
 
