@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -72,11 +73,13 @@ def refuse_while_loading() -> None:
 
 def _settings(options: SpawnOptions, *, daemon: bool) -> StartSettings:
     log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)
+    deadline = None if options.timeout is None else time.monotonic() + options.timeout
     shown = _show_request(options)
     return StartSettings(
         options.start_method,
         daemon,
         options.preload,
+        deadline,
         log_dir,
         captures=shown is not None and shown.captures,
         looked_at=options.progress,

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,7 @@ import psutil
 import pytest
 
 import rankspawn
-from rankspawn import MultiprocessContext, ProcessExitedException
+from rankspawn import MultiprocessContext, ProcessExitedException, SpawnTimeoutError
 from rankspawn.workers import forkserver, popen
 from rankspawn.workers.popen import is_readable
 from tests import jobs
@@ -27,6 +28,7 @@ from tests.jobs import DEADLOCK
 
 Run = Callable[..., MultiprocessContext]
 fork = functools.partial(rankspawn.spawn, backend="gloo", start_method="forkserver")
+NEVER_LOADED = "import time\ntime.sleep(10000)\n"
 
 
 class OnPurpose(TimeoutError):
@@ -241,3 +243,61 @@ class TestMasks:
         context.processes[0].kill()
         with pytest.raises(ProcessExitedException, match="its status is not known"):
             context.join()
+
+
+class TestTimeout:
+    def test_of_a_preload_that_never_ends(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "never_loaded.py").write_text(NEVER_LOADED)
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(SpawnTimeoutError, match=r"still imports preload=\['never_loaded'\]"):
+            fork(jobs.do_nothing, nprocs=1, preload=["never_loaded"], timeout=0.3)
+
+    def test_of_an_interpreter_that_never_gets_ready(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "sitecustomize.py").write_text(
+            f"import sys\nif 'rankspawn-forkserver' in sys.orig_argv:\n    exec({NEVER_LOADED!r})\n"
+        )
+        path = os.environ.get("PYTHONPATH", "")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), path]))
+        with pytest.raises(SpawnTimeoutError, match="the fork server still gets ready"):
+            fork(jobs.do_nothing, nprocs=1, timeout=0.1)
+
+    def test_while_another_thread_starts_the_same_server(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
+        (tmp_path / "never_loaded.py").write_text(
+            f"import os\nos.write(os.open({str(fifo)!r}, os.O_WRONLY), b'%d' % os.getpid())\n"
+            + NEVER_LOADED
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        start = functools.partial(fork, jobs.do_nothing, nprocs=1, preload=["never_loaded"])
+        told = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        with ThreadPoolExecutor(1) as pool:
+            first = pool.submit(start)
+            assert is_readable(told, DEADLOCK)
+            server = int(os.read(told, 20))
+            os.close(told)
+
+            with pytest.raises(SpawnTimeoutError, match="still imports preload"):
+                start(timeout=0.1)
+
+            assert psutil.pid_exists(server)  # the first one has time
+            os.kill(server, signal.SIGKILL)
+            with pytest.raises(ConnectionError, match="ended unexpectedly"):
+                first.result(DEADLOCK)
+
+    def test_of_a_server_that_was_stopped(self) -> None:
+        with fork(jobs.sleep_for_ever, nprocs=1, join=False) as other:
+            server = server_of(other)
+            server.suspend()
+            with pytest.raises(SpawnTimeoutError, match="still owes an answer"):
+                fork(jobs.sleep_for_ever, nprocs=2, timeout=0.1)
+            server.resume()
+
+            assert_answers_are_its_own()
+            assert children_of(server) == other.pids()

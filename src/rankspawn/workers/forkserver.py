@@ -343,9 +343,10 @@ class ForkserverLauncher(SpawnLauncher):
         self, task: Task, settings: StartSettings, failure_event: Owned, mark: str
     ) -> None:
         super().__init__(task, settings, failure_event, mark)
+        self._deadline = settings.deadline
         self._mark = Owned(make_mark_file(mark))
         try:
-            self._server = get_server(settings.preload, os.environ)
+            self._server = get_server(settings.preload, os.environ, settings.deadline)
         except BaseException:
             self.close()
             raise
@@ -360,7 +361,7 @@ class ForkserverLauncher(SpawnLauncher):
             mark=(self._mark.fileno(),),
             streams=terminal or log,
         )
-        return self._server.fork(boot)
+        return self._server.fork(boot, self._deadline)
 
     def close(self) -> None:
         """Let go of what was needed for the start."""

@@ -82,6 +82,7 @@ class StartSettings:
     start_method: str = "spawn"
     daemon: bool = False
     preload: tuple[str, ...] = ()
+    deadline: float | None = None  # when `timeout` is over, on the monotonic clock
     log_dir: str | None = None
     # Output goes to files without a name, for somebody to show it.
     captures: bool = False
