@@ -17,7 +17,7 @@ from rankspawn import MultiprocessContext
 from rankspawn.options import SpawnOptions
 from rankspawn.plan.job import make_plan, resolve
 from rankspawn.workers.payload import Payload, write_payload
-from rankspawn.workers.report import HEADER_WORDS
+from rankspawn.workers.report import HEADER_WORDS, PARENT_WORDS
 from rankspawn.workers.worker import TakenReport, take_report
 from tests import jobs
 from tests.jobs import DEADLOCK
@@ -97,7 +97,7 @@ def test_bytes_that_a_rank_without_a_result_writes(
     monkeypatch.setattr("rankspawn.workers.worker.take_report", measure_and_take)
     run(jobs.do_nothing, nprocs=2)
 
-    assert sizes == [HEADER_WORDS * 8 - 8] * 2  # the last word is for failures
+    assert sizes == [(HEADER_WORDS + PARENT_WORDS) * 8] * 2
 
 
 def test_descriptors_of_the_parent_for_each_rank(run: Run) -> None:

@@ -168,7 +168,7 @@ def anonymous_file(name: str) -> int:
     The file vanishes with its last descriptor, so nothing is left however its users die.
     """
     if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC)
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     import tempfile  # other platforms only
 
     fd, path = tempfile.mkstemp(prefix=name)

@@ -52,7 +52,7 @@ def _find_reader(current: Report | None) -> None:
     from rankspawn.workers.report import LOOKED_AT
 
     _known_report, _write = current, None
-    if current is not None and current.flags() & LOOKED_AT:
+    if current is not None and current.flags & LOOKED_AT:
         _write = _Writer(current).write
 
 

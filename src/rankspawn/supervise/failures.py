@@ -140,6 +140,8 @@ def _explain(outcome: Outcome, signalled_by: str | None) -> str:
         )
     if signalled_by == "SIGKILL":
         return f"process {outcome.pid} was killed; {outcome.why_killed}"
+    if outcome.evidence is not None:
+        return f"process {outcome.pid}: {outcome.evidence}"
     if signalled_by is not None:
         return f"process {outcome.pid} was ended by the signal, without a Python exception"
     if outcome.exit_code == STATUS_LOST:

@@ -37,7 +37,8 @@ class Outcome:
             converts the times that it is told.
         reached_function: It came as far as calling the user's function.
         had_returned: It reported a result, whatever happened to it afterwards.
-        evidence: What the system knows about a death by SIGKILL.
+        evidence: What is known about a death that it could not report: of one by SIGKILL by the
+            system.
     """
 
     rank: int

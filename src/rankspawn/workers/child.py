@@ -17,18 +17,20 @@ from rankspawn.workers.parcel import open_parcel
 from rankspawn.workers.report import (
     DEAF_TO_INTERRUPTS,
     IN_FUNCTION,
+    REPORT_LOST,
     STACKS_BEGIN,
     STACKS_END,
     STACKS_IN_C_SIGNAL,
     STACKS_SIGNAL,
     STARTED,
     Report,
+    ReportLostError,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import ModuleType, TracebackType
+    from types import ModuleType
     from typing import Any, NoReturn
 
 # True while this worker imports what its task needs; spawn() then refuses to start.
@@ -160,7 +162,7 @@ def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
     try:
         answer_stack_requests(report)
         report.stage(STARTED)
-        if report.flags() & DEAF_TO_INTERRUPTS:
+        if report.flags & DEAF_TO_INTERRUPTS:
             raw_signal.signal(raw_signal.SIGINT, raw_signal.SIG_IGN)
         # Blocked by the parent until here, where an interrupt no longer prints a traceback.
         raw_signal.pthread_sigmask(raw_signal.SIG_UNBLOCK, (raw_signal.SIGINT,))
@@ -171,17 +173,11 @@ def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
     except BaseException as error:  # KeyboardInterrupt too: it must not look like success
         if os.getpid() != worker:
             return _end_as_python_does(error)
-        if loaded and isinstance(error, SystemExit):
-            return _report_exit(report, error)
-        return _report_error(report, error)
-    if os.getpid() != worker:
-        return 0
-    try:
-        report.returned(value)
-    except BaseException as error:
-        return _report_error(report, error)
-    flush_output()
-    return 0
+        # Not isinstance: it asks the object for its class, which may be anybody's code.
+        is_exit = loaded and issubclass(type(error), SystemExit)
+        tell: Callable[[Report, Any], int] = _report_exit if is_exit else _report_error
+        return _tell(tell, report, error)
+    return 0 if os.getpid() != worker else _tell(_report_result, report, value)
 
 
 def answer_stack_requests(report: Report) -> None:
@@ -191,11 +187,13 @@ def answer_stack_requests(report: Report) -> None:
     file = report.open_for_stacks()
 
     def write_stacks(*_: object) -> None:
+        if not report.is_its_file(file):  # the program has closed it, and may have another there
+            return
         try:
             os.write(file, STACKS_BEGIN)
             faulthandler.dump_traceback(file)
             os.write(file, STACKS_END)
-        except OSError:  # the program has closed it
+        except OSError:
             pass
 
     faulthandler.register(STACKS_IN_C_SIGNAL, file, all_threads=True)
@@ -309,6 +307,22 @@ def load(payload: int, table: int) -> Any:
     return cpython.load_pickle().loads(pickled, buffers=buffers)
 
 
+def _tell(tell: Callable[[Report, Any], int], report: Report, what: Any) -> int:
+    try:
+        return tell(report, what)
+    except ReportLostError:  # nothing is printed: what standard error writes to may be gone, too
+        return REPORT_LOST
+
+
+def _report_result(report: Report, value: Any) -> int:
+    try:
+        report.returned(value)
+    except BaseException as error:
+        return _report_error(report, error)
+    flush_output()
+    return 0
+
+
 def _report_exit(report: Report, stop: SystemExit) -> int:
     flush_output()
     code, text = _read_exit(stop)
@@ -331,11 +345,12 @@ def _read_exit(stop: SystemExit) -> tuple[int, str]:
 
 def _end_as_python_does(error: BaseException) -> int:
     """For a process that the function forked and let go on: it is not the rank."""
-    if not isinstance(error, SystemExit):
-        error.__traceback__ = _without_ours(error.__traceback__)
-        sys.excepthook(type(error), error, error.__traceback__)
+    if not issubclass(type(error), SystemExit):
+        from rankspawn.workers.exceptions import without_our_frames
+
+        sys.excepthook(type(error), error, without_our_frames(error))
         return 1
-    code, text = _read_exit(error)
+    code, text = _read_exit(error)  # type: ignore[arg-type]  # by its class, as looked at above
     if text:
         print(text, file=sys.stderr)  # noqa: T201 - as Python does
     return code
@@ -343,52 +358,28 @@ def _end_as_python_does(error: BaseException) -> int:
 
 def _report_error(report: Report, error: BaseException) -> int:
     report.failing()
-    if isinstance(error, MemoryError):  # its frames hold what the report needs
-        _clear_frames(error)
+    from rankspawn.workers.exceptions import clear_frames
+
+    if issubclass(type(error), MemoryError):  # its frames hold what the report needs
+        clear_frames(error)
     flush_output()
     try:
         report.raised(error, _describe(error))
     except BaseException:
         if not report.committed:
             # Out of memory all the same, as a rule.
-            _clear_frames(error)
+            clear_frames(error)
             report.raised(error, _describe(error))
     return 1
 
 
-def _clear_frames(error: BaseException) -> None:
-    frames = error.__traceback__
-    while frames is not None:
-        try:  # noqa: SIM105 - contextlib is one more import in every worker
-            frames.tb_frame.clear()
-        except RuntimeError:  # it is being executed: ours
-            pass
-        frames = frames.tb_next
-
-
 def _describe(error: BaseException) -> str:
     """The traceback as text, from the user's first frame on."""
-    if isinstance(error, MissingGuardError):
+    if issubclass(type(error), MissingGuardError):
         return f"RuntimeError: {error}\n"
-    try:
-        import re  # traceback has it anyway
-        import traceback
+    from rankspawn.workers.exceptions import describe
 
-        lines = traceback.format_exception(type(error), error, _without_ours(error.__traceback__))
-        # A script's own exceptions under the names that its author knows, also within a group.
-        return re.sub(r"^([ |]*)__mp_main__\.", r"\1", "".join(lines), flags=re.MULTILINE)
-    except BaseException as second:  # out of memory or stack while formatting
-        return f"{type(error).__name__} (its traceback could not be formatted: {second!r})\n"
-
-
-def _without_ours(frames: TracebackType | None) -> TracebackType | None:
-    """Drop the frames of this package at the top; the last one stays if there are no others."""
-    ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
-        if frames.tb_next is None:
-            break
-        frames = frames.tb_next
-    return frames
+    return describe(error)
 
 
 def flush_output() -> None:

@@ -9,12 +9,14 @@ pickled pieces are tried before they are sent, and stand in for each other where
 from __future__ import annotations
 
 import io
+import os
 import sys
 
 from rankspawn.workers.pickling import Rules, dump, loads, refuse_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import TracebackType
     from typing import Any
 
 # Longer chains and deeper groups are cut here; the traceback's text has all of them.
@@ -158,6 +160,45 @@ def _loads(piece: bytes | str | None) -> Any:
     if piece is None:
         raise ValueError("this piece did not survive")
     return loads(piece)
+
+
+def describe(error: BaseException) -> str:
+    """Runs in the worker: the traceback as text, from the user's first frame on."""
+    try:
+        import re  # traceback has it anyway
+        import traceback
+
+        lines = traceback.format_exception(type(error), error, without_our_frames(error))
+        # A script's own exceptions under the names that its author knows, also within a group.
+        return re.sub(r"^([ |]*)__mp_main__\.", r"\1", "".join(lines), flags=re.MULTILINE)
+    except BaseException as second:  # out of memory or stack while formatting
+        return f"{type(error).__name__} (its traceback could not be formatted: {second!r})\n"
+
+
+def without_our_frames(error: BaseException) -> TracebackType | None:
+    """Its traceback without this package at the top; the last frame stays if there is no other."""
+    ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    frames = _traceback_of(error)
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
+        if frames.tb_next is None:
+            break
+        frames = frames.tb_next
+    return frames
+
+
+def clear_frames(error: BaseException) -> None:
+    """Let go of what the frames of an exception hold."""
+    frames = _traceback_of(error)
+    while frames is not None:
+        try:  # noqa: SIM105 - contextlib is one more import in every worker that fails
+            frames.tb_frame.clear()
+        except RuntimeError:  # it is being executed: ours
+            pass
+        frames = frames.tb_next
+
+
+def _traceback_of(error: BaseException) -> TracebackType | None:
+    return error.__traceback__
 
 
 def text_of(obj: object) -> str:

@@ -19,7 +19,10 @@ import sys
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import BinaryIO
+    from typing import Any, BinaryIO
+
+    # ``pwrite`` of one file: bytes and offset to the number of bytes that were written.
+    Write = Callable[[bytes | memoryview, int], int]
 
 # A machine word: every number in these files takes one.
 WORD = 8
@@ -31,29 +34,56 @@ _WRITE_AT_MOST = 1 << 30
 
 
 def write_parcel(
-    fd: int, offset: int, dump: Callable[[BinaryIO], list[memoryview]]
+    write: Write, offset: int, dump: Callable[[BinaryIO], list[memoryview]]
 ) -> tuple[int, int]:
-    """Pickle into the file at ``offset``; return the table's offset and the file's new end.
+    """Pickle into a file at ``offset``; return the table's offset and the file's new end.
 
     Args:
-        fd: The file; its position is not used by readers.
+        write: Writes to the file, as ``pwrite`` does.
         offset: Where to begin.
         dump: Writes the pickle to the file it is given; returns the buffers left out of it.
     """
     offset = _aligned(offset, WORD)
-    os.lseek(fd, offset, os.SEEK_SET)
-    with open(fd, "wb", closefd=False) as stream:
-        buffers = dump(stream)
-    end = os.lseek(fd, 0, os.SEEK_CUR)
+    stream: Any = _Stream(write, offset)
+    buffers = dump(stream)
+    end = stream.tell()
     words = [offset, end - offset, len(buffers)]
     for raw in buffers:
         start = _aligned(end, PAGE)
-        _write_all(fd, start, raw)
-        end = start + raw.nbytes
+        end = start + write_all(write, start, raw)
         words += [start, raw.nbytes]
     table = _aligned(end, WORD)
-    _write_all(fd, table, memoryview(pack_words(words)))
-    return table, table + len(words) * WORD
+    return table, table + write_all(write, table, memoryview(pack_words(words)))
+
+
+class _Stream:
+    """What a pickler writes to.
+
+    No file of Python's: user code runs while something is pickled, and may change which file a
+    descriptor stands for, so each write has to be made by whoever knows.
+    """
+
+    def __init__(self, write: Write, offset: int) -> None:
+        self._write = write
+        self._offset = offset
+
+    def write(self, data: bytes) -> int:
+        """Picklers collect what is small, and write some 64 KiB at once."""
+        with memoryview(data).cast("B") as view:
+            done = write_all(self._write, self._offset, view)
+        self._offset += done
+        return done
+
+    def tell(self) -> int:
+        """Where the next write goes."""
+        return self._offset
+
+    def seek(self, offset: int) -> None:
+        """Go on from there."""
+        self._offset = offset
+
+    def truncate(self) -> None:
+        """What comes after is written over, or not referred to."""
 
 
 def open_parcel(fd: int, table: int) -> tuple[bytes | memoryview, list[memoryview]]:
@@ -93,11 +123,14 @@ def _map_privately(fd: int, length: int) -> memoryview:
     )
 
 
-def _write_all(fd: int, offset: int, data: memoryview) -> None:
+def write_all(write: Write, offset: int, data: memoryview) -> int:
+    """Write all of the bytes; return how many."""
+    size = data.nbytes
     while data.nbytes:
-        done = os.pwrite(fd, data[:_WRITE_AT_MOST], offset)
+        done = write(data[:_WRITE_AT_MOST], offset)
         data = data[done:]
         offset += done
+    return size
 
 
 def _aligned(offset: int, to: int) -> int:

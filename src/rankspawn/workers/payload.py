@@ -61,9 +61,8 @@ class Payload:
 
     def add(self, value: Any) -> int:
         """Add a value made of built-in types; return its table."""
-        table, self.end = write_parcel(
-            self.file.fileno(), self.end, lambda stream: dump(value, stream, Rules())
-        )
+        write = partial(os.pwrite, self.file.fileno())
+        table, self.end = write_parcel(write, self.end, lambda stream: dump(value, stream, Rules()))
         return table
 
     def close(self) -> None:
@@ -314,7 +313,8 @@ def _write_part(
     spawning: Any = rules.inheritance  # it has what is used of a Popen while pickling
     context.set_spawning_popen(spawning)
     try:
-        table, end = write_parcel(file.fileno(), offset, lambda stream: dump(value, stream, rules))
+        write = partial(os.pwrite, file.fileno())
+        table, end = write_parcel(write, offset, lambda stream: dump(value, stream, rules))
         # Also what is pickled by its name without being a function or class, such as a
         # function with a cache. A text that merely says so costs an import, nothing else.
         rules.main_is_needed |= bool(_MAIN.search(open_parcel(file.fileno(), table)[0]))

@@ -11,7 +11,15 @@ the worker once 64 KiB are in it. The first page is a header::
     word 5  text: offset
     word 6  text: length
     word 7  1 once the report is as complete as it gets
-    word 8  flags: what the parent wants to be different from usual; its only word
+    word 8  the worker's descriptor for stacks
+    word 9  flags: what the parent wants to be different from usual
+    word 10 the number of the failure event, by which the kernel tells it from others; or 0
+    word 11 the descriptor of this file in the parent
+    word 12 the parent
+
+The last four are the parent's, and there before the worker. The worker knows its file by device
+and inode, and makes sure of it before each write: a program may close what it did not open, as
+daemons do, and get the number for a file of its own.
 
 Runs in the worker, and is imported before anything else: nothing heavy at the top.
 """
@@ -23,7 +31,7 @@ import sys
 import time
 
 from rankspawn.cpython import raw_signal
-from rankspawn.workers.parcel import PAGE, WORD, pack_words, write_parcel
+from rankspawn.workers.parcel import PAGE, WORD, pack_words, unpack_words, write_all, write_parcel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,7 +41,8 @@ if TYPE_CHECKING:
 STARTED, IN_FUNCTION = 1, 2
 # FAILING: an exception was raised, and its traceback is not written yet.
 RETURNED, RAISED, EXITED, FAILING = 1, 2, 3, 4
-HEADER_WORDS = 8
+HEADER_WORDS = 9
+PARENT_WORDS = 4
 # Flags of the parent: somebody reads what is said with rankspawn.report(); and Ctrl-C is meant
 # for another rank, the one that is being debugged.
 LOOKED_AT, DEAF_TO_INTERRUPTS = 1, 2
@@ -50,6 +59,12 @@ STACKS_IN_C_SIGNAL = STACKS_SIGNAL and STACKS_SIGNAL - 1
 # wait for a CPU; and they may come late, behind those that were written in C.
 STACKS_BEGIN, STACKS_END = b"\f", b"\v"
 _ONE = (1).to_bytes(8, "little")
+# What a rank exits with that could not report: nothing else can be told without its file.
+REPORT_LOST = 97
+
+
+class ReportLostError(OSError):
+    """The program closed the file of the report, and it cannot be opened again."""
 
 
 # The one of this process, if it is a worker.
@@ -63,6 +78,13 @@ class Report:
         global current  # noqa: PLW0603 - the process is in this state, not an object
         current = self
         self._fd = fd
+        self._identity = _identify(fd)
+        words = unpack_words(os.pread(fd, PARENT_WORDS * WORD, HEADER_WORDS * WORD))
+        # What the parent wants to be different from usual.
+        self.flags: int = words[0]
+        self._event_number = words[1]
+        self._parent = (words[2], words[3])
+        self._stacks_fd = -1
         self._failure_event = failure_event
         self._end = PAGE
         self._failed_ns = 0
@@ -75,19 +97,22 @@ class Report:
         """Say how far the worker came."""
         self._put(0, [stage])
 
-    def flags(self) -> int:
-        """What the parent wants to be different from usual."""
-        return int.from_bytes(os.pread(self._fd, WORD, HEADER_WORDS * WORD), "little")
-
     def put_steps(self, record: bytes) -> None:
         """Keep what was said with ``rankspawn.report``."""
-        os.pwrite(self._fd, record, STEPS_AT)
+        self._write(record, STEPS_AT)
 
     def open_for_stacks(self) -> int:
         """A descriptor with a position of its own, for faulthandler to write to."""
         fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC)
         os.lseek(fd, STACKS_AT, os.SEEK_SET)
+        # faulthandler cannot make sure of the file, so the parent does before it asks.
+        self._stacks_fd = fd
+        self._put(8, [fd])
         return fd
+
+    def is_its_file(self, fd: int) -> bool:
+        """Whether that is still a descriptor of the file in which it reports."""
+        return _identify(fd) == self._identity
 
     def returned(self, value: Any) -> None:
         """Keep the result.
@@ -143,8 +168,10 @@ class Report:
             reducers.update(tensor_reducers({}, shared_stay_shared=False))
         try:
             table, self._end = write_parcel(
-                self._fd, self._end, lambda stream: dump(value, stream, rules)
+                self._write, self._end, lambda stream: dump(value, stream, rules)
             )
+        except ReportLostError:
+            raise
         except Exception as error:
             from rankspawn.workers.culprit import find_culprit
 
@@ -160,7 +187,7 @@ class Report:
         from rankspawn.workers.pickling import Rules, dump
 
         table, self._end = write_parcel(
-            self._fd, self._end, lambda stream: dump(value, stream, Rules())
+            self._write, self._end, lambda stream: dump(value, stream, Rules())
         )
         return table
 
@@ -170,20 +197,60 @@ class Report:
         when = self._failed_ns or time.monotonic_ns()
         data = text.encode("utf-8", "backslashreplace")
         offset = self._end
-        while data:
-            done = os.pwrite(self._fd, data, self._end)
-            self._end += done
-            data = data[done:]
+        self._end += write_all(self._write, offset, memoryview(data))
         self._put(2, [when, code, table, offset, self._end - offset])
         self._put(1, [kind])
         self.committed = True
 
     def _put(self, word: int, values: list[int]) -> None:
-        os.pwrite(self._fd, pack_words(values), word * WORD)
+        self._write(pack_words(values), word * WORD)
+
+    def _write(self, data: bytes | memoryview, offset: int) -> int:
+        """``pwrite`` that hits no other file."""
+        if _identify(self._fd) != self._identity:
+            self._fd = self._open_again()
+        return os.pwrite(self._fd, data, offset)
+
+    def _open_again(self) -> int:
+        number, parent = self._parent
+        for path in (f"/proc/self/fd/{self._stacks_fd}", f"/proc/{parent}/fd/{number}"):
+            # Looked at before it is opened: that would wait, or more, with some files.
+            if _identify(path) == self._identity:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                if _identify(fd) == self._identity:
+                    return fd
+                os.close(fd)
+        raise ReportLostError("the program closed the file of its report")
 
     def _wake_parent(self) -> None:
         """Tell the parent now: this worker may still take long to end (threads, atexit)."""
-        try:  # noqa: SIM105 - contextlib is one more import in every worker
-            os.write(self._failure_event, _ONE)
-        except OSError:  # it notices at our end at the latest
+        try:
+            # It cannot be opened again, as files can; without it the parent notices at our end.
+            if self._event_number in (0, read_event_number(self._failure_event)):
+                os.write(self._failure_event, _ONE)
+        except OSError:
             pass
+
+
+def _identify(file: int | str) -> tuple[int, int] | None:
+    """What tells a file from all others, whatever its number is; None if there is none."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def read_event_number(fd: int) -> int:
+    """What tells an event from others, plus one; 0 if the kernel does not say.
+
+    Its inode does not: that is the same for all of them.
+    """
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", "rb") as info:
+            for line in info:
+                if line.startswith(b"eventfd-id:"):
+                    return int(line[11:]) + 1
+    except OSError:
+        pass
+    return 0

@@ -51,6 +51,10 @@ NO_ANSWER = (
     "(no answer: the process is stopped, its interpreter has not started, or it became another "
     "program)\n"
 )
+DESCRIPTOR_GONE = (
+    "(not asked: the program closed descriptors that are not its own, and stacks would be written "
+    "to whatever has the number now)\n"
+)
 
 
 @dataclass(slots=True)
@@ -122,8 +126,12 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
         for index, fd in sorted(files.items()):
             worker = group.workers[index]
             stacks[worker.rank] = NO_ANSWER
-            rank = Asked(worker.popen, fd, _size(fd))
-            if read_header(fd).stage >= STARTED and rank.ask(STACKS_SIGNAL):
+            rank, header = Asked(worker.popen, fd, _size(fd)), read_header(fd)
+            if header.stage < STARTED:
+                continue
+            if not _is_same_file(fd, f"/proc/{worker.popen.pid}/fd/{header.stacks_fd}"):
+                stacks[worker.rank] = DESCRIPTOR_GONE
+            elif rank.ask(STACKS_SIGNAL):
                 asked[worker.rank] = rank
         _wait_until_written(list(asked.values()))
         stacks |= {number: rank.text() for number, rank in asked.items()}
@@ -163,6 +171,15 @@ def without_our_frames(text: str) -> str:
         if not is_below:
             kept.append(line)
     return "".join(kept)
+
+
+def _is_same_file(fd: int, path: str) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:  # closed, or the process ended
+        return False
+    except OSError:  # not ours to look at, after a change of the user
+        return True
 
 
 def _has_handler(pid: int, number: int) -> bool:

@@ -17,19 +17,20 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import get_start_method, resource_tracker, util
 from multiprocessing import process as mp_process
 from typing import Any, Protocol
 
 from rankspawn.cpython import safe_path_for_tracker
-from rankspawn.descriptors import Owned, anonymous_file
+from rankspawn.descriptors import Owned
 from rankspawn.interrupts import sigint_let_through
 from rankspawn.supervise.context import RankProcess
 from rankspawn.workers.child import Boot, current_folder
 from rankspawn.workers.group import WorkerGroup, assemble, report_unseen_failures
 from rankspawn.workers.logs import Output, open_output
 from rankspawn.workers.marker import VARIABLE, variable_value
-from rankspawn.workers.parcel import WORD, pack_words
+from rankspawn.workers.outcome_file import make_outcome_file
 from rankspawn.workers.payload import Inheritance, Payload, write_payload
 from rankspawn.workers.popen import (
     WorkerPopen,
@@ -38,7 +39,7 @@ from rankspawn.workers.popen import (
     explain_start_failure,
     whole_environment,
 )
-from rankspawn.workers.report import DEAF_TO_INTERRUPTS, HEADER_WORDS, LOOKED_AT
+from rankspawn.workers.report import DEAF_TO_INTERRUPTS, LOOKED_AT, read_event_number
 from rankspawn.workers.worker import FunctionWorker, Worker
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -297,9 +298,14 @@ def start_workers(
         with sigint_let_through():
             launcher = make_launcher(task, settings, failure_event, mark)
         # Before the first start: what this process touches between two forks is copied.
+        make_spec = partial(
+            _make_spec,
+            settings,
+            event_number=read_event_number(failure_event.fileno()),
+            is_restart=is_restart,
+        )
         for index, changes in enumerate(environments):
-            rank = first_rank + index
-            waiting.append(_make_spec(settings, rank, index, changes, is_restart=is_restart))
+            waiting.append(make_spec(first_rank + index, index, changes))
         environ = waiting[-1].environment()
         with closing(launcher.launch(tuple(waiting))) as popens:
             for popen in popens:
@@ -325,11 +331,10 @@ def _make_spec(
     index: int,
     changes: Mapping[str, str | None],
     *,
+    event_number: int,
     is_restart: bool,
 ) -> WorkerSpec:
-    outcome_file = Owned(anonymous_file("rankspawn-outcome"))
-    if flags := _flags(settings, rank):
-        os.pwrite(outcome_file.fileno(), pack_words([flags]), HEADER_WORDS * WORD)
+    outcome_file = make_outcome_file(_flags(settings, rank), event_number)
     has_terminal = rank == settings.debug_rank
     if has_terminal or (settings.log_dir is None and not settings.captures):
         output = Output()  # to where this process's own goes

@@ -20,6 +20,7 @@ from rankspawn.workers.report import (
     HEADER_WORDS,
     IN_FUNCTION,
     RAISED,
+    REPORT_LOST,
     RETURNED,
     STARTED,
     STEPS_AT,
@@ -49,6 +50,7 @@ class Header:
     text_offset: int
     text_length: int
     is_complete: int
+    stacks_fd: int
 
     @property
     def is_failure(self) -> bool:
@@ -63,8 +65,12 @@ class Header:
         return _STAGES.get(self.stage, "running")
 
 
+_REPORT_LOST = (
+    "it could not report: its program closed descriptors that are not its own, and the one of the "
+    f"report cannot be opened again (unless something called os._exit({REPORT_LOST}))"
+)
 # Of a program, and of a worker that wrote nothing yet.
-NO_REPORT = Header(0, 0, 0, 0, 0, 0, 0, 0)
+NO_REPORT = Header(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def read_header(fd: int) -> Header:
@@ -111,6 +117,8 @@ def classify(
         end = End.EXITED
     else:
         end = End.DIED
+        if exit_code == REPORT_LOST:
+            evidence = _REPORT_LOST
     # What the worker reported counts; the process may have been stopped on its way out.
     if end is End.DIED and exit_code is None:
         code = STATUS_LOST
