@@ -16,9 +16,9 @@ import rankspawn
 from rankspawn import MultiprocessContext
 from rankspawn.options import SpawnOptions
 from rankspawn.plan.job import make_plan, resolve
+from rankspawn.workers.outcome_file import TakenReport, take_report
 from rankspawn.workers.payload import Payload, write_payload
 from rankspawn.workers.report import HEADER_WORDS, PARENT_WORDS
-from rankspawn.workers.worker import TakenReport, take_report
 from tests import jobs
 from tests.jobs import DEADLOCK
 from tests.plan.conftest import FakeMachine

@@ -16,9 +16,9 @@ from rankspawn.view.ranks import (
     summarize,
     unpack_steps,
 )
+from rankspawn.workers.outcome_file import NO_REPORT
 from rankspawn.workers.report import RAISED, RETURNED
 from rankspawn.workers.steps import RECORD_SIZE, pack_steps
-from rankspawn.workers.worker import NO_REPORT
 
 GIB = 1 << 30
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rankspawn.descriptors import Closable
     from rankspawn.supervise.context import RankProcess
     from rankspawn.supervise.group import RankOutput
-    from rankspawn.workers.worker import TakenReport
+    from rankspawn.workers.outcome_file import TakenReport
 
 logger: logging.Logger = logging.getLogger(__name__)
 

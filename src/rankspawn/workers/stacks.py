@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from rankspawn.workers.outcome_file import read_header
 from rankspawn.workers.report import (
     STACKS_AT,
     STACKS_BEGIN,
@@ -23,7 +24,6 @@ from rankspawn.workers.report import (
     STACKS_SIGNAL,
     STARTED,
 )
-from rankspawn.workers.worker import read_header
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -86,13 +86,6 @@ class Asked:
         is_whole = os.pread(self.fd, 1, self.size - 1) == STACKS_END
         return is_whole or (self.asked_in_c and self.looks_alike >= _LOOKS_ALIKE)
 
-    def ask(self, number: int) -> bool:
-        """Send the signal, if the process has a handler for it."""
-        has_handler = _has_handler(self.popen.pid, number)
-        if has_handler:
-            self.popen.send_signal(number)
-        return has_handler
-
     def ask_in_c_if_needed(self, *, is_late: bool) -> None:
         """Have C write them, once, if the main thread waits or is in C code.
 
@@ -108,7 +101,8 @@ class Asked:
         had_time = state in _ASLEEP or ticks - self.ticks_before >= _TICKS_TO_ANSWER
         if self.looks_asleep >= _LOOKS_ASLEEP or (is_late and had_time):
             self.asked_in_c = True
-            self.ask(STACKS_IN_C_SIGNAL)
+            if _has_handler(self.popen.pid, STACKS_IN_C_SIGNAL):
+                self.popen.send_signal(STACKS_IN_C_SIGNAL)
 
     def text(self) -> str:
         """What it has written since it was asked."""
@@ -126,13 +120,14 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
         for index, fd in sorted(files.items()):
             worker = group.workers[index]
             stacks[worker.rank] = NO_ANSWER
-            rank, header = Asked(worker.popen, fd, _size(fd)), read_header(fd)
-            if header.stage < STARTED:
+            header, pid = read_header(fd), worker.popen.pid
+            if header.stage < STARTED or not _has_handler(pid, STACKS_SIGNAL):
                 continue
-            if not _is_same_file(fd, f"/proc/{worker.popen.pid}/fd/{header.stacks_fd}"):
+            if not _is_same_file(fd, f"/proc/{pid}/fd/{header.stacks_fd}"):
                 stacks[worker.rank] = DESCRIPTOR_GONE
-            elif rank.ask(STACKS_SIGNAL):
-                asked[worker.rank] = rank
+            else:
+                asked[worker.rank] = Asked(worker.popen, fd, _size(fd))
+                worker.popen.send_signal(STACKS_SIGNAL)
         _wait_until_written(list(asked.values()))
         stacks |= {number: rank.text() for number, rank in asked.items()}
     return stacks

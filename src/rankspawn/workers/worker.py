@@ -7,78 +7,35 @@ its exit code, and nothing else.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from rankspawn.descriptors import Owned
 from rankspawn.supervise.outcome import STATUS_LOST, End, Outcome
 from rankspawn.workers.logs import describe_capture, describe_tail
-from rankspawn.workers.parcel import PAGE, WORD, open_parcel, unpack_words
-from rankspawn.workers.popen import WorkerPopen, is_readable
-from rankspawn.workers.report import (
-    EXITED,
-    FAILING,
-    HEADER_WORDS,
-    IN_FUNCTION,
-    RAISED,
-    REPORT_LOST,
-    RETURNED,
-    STARTED,
-    STEPS_AT,
+from rankspawn.workers.outcome_file import (
+    EMPTY_REPORT,
+    NO_REPORT,
+    Header,
+    TakenReport,
+    find_damage,
+    read_header,
+    read_steps,
+    seal,
+    take_report,
 )
+from rankspawn.workers.popen import WorkerPopen, is_readable
+from rankspawn.workers.report import EXITED, FAILING, IN_FUNCTION, RAISED, REPORT_LOST, RETURNED
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from typing import Any
-
     from rankspawn.supervise.context import RankProcess
     from rankspawn.supervise.group import RankOutput
-
-
-# What people are told of a rank that has not ended.
-_STAGES = {0: "starting", STARTED: "loading", IN_FUNCTION: "running"}
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The first numbers of an outcome file; all zero before the worker wrote any."""
-
-    stage: int
-    kind: int
-    when_ns: int
-    exit_code: int
-    table: int
-    text_offset: int
-    text_length: int
-    is_complete: int
-    stacks_fd: int
-
-    @property
-    def is_failure(self) -> bool:
-        """The worker itself reported a failure."""
-        return self.kind in (RAISED, EXITED, FAILING)
-
-    @property
-    def state(self) -> str:
-        """One word for what the worker does, or how it says it ended."""
-        if self.kind:
-            return "done" if self.kind == RETURNED else "failed"
-        return _STAGES.get(self.stage, "running")
 
 
 _REPORT_LOST = (
     "it could not report: its program closed descriptors that are not its own, and the one of the "
     f"report cannot be opened again (unless something called os._exit({REPORT_LOST}))"
 )
-# Of a program, and of a worker that wrote nothing yet.
-NO_REPORT = Header(0, 0, 0, 0, 0, 0, 0, 0, 0)
-
-
-def read_header(fd: int) -> Header:
-    """The report so far."""
-    # One read, while the worker may be writing: it writes `kind` last, so that a header with one
-    # has all that belongs to it. The file is shorter before the first write reached its end.
-    numbers = unpack_words(os.pread(fd, HEADER_WORDS * WORD, 0))
-    return Header(*numbers, *[0] * (HEADER_WORDS - len(numbers)))
 
 
 def classify(
@@ -145,77 +102,6 @@ def classify_program(
     else:
         end = End.RETURNED if code == 0 else End.DIED
     return Outcome(rank, pid, end, code, seen_ns, reached_function=True, evidence=evidence)
-
-
-@dataclass(frozen=True, slots=True)
-class TakenReport:
-    """A worker's report, taken out of its file so that the file can be closed.
-
-    Nothing is unpickled before somebody asks: that runs code of users' classes, and may fail.
-
-    Attributes:
-        text: The traceback, or what was given to ``sys.exit``.
-        pickled: The result, or what is known of the exception; None if there is nothing.
-        steps: What was said last with ``rankspawn.report``, as a record; see ``steps.py``.
-    """
-
-    text: str
-    pickled: tuple[bytes | memoryview, list[memoryview]] | None
-    steps: bytes = b""
-
-    def result(self) -> Any:
-        """The returned value; raises whatever unpickling raises."""
-        return self._load()
-
-    def exception(self) -> BaseException:
-        """The exception, or the nearest thing to it."""
-        if self.pickled is None:
-            return RuntimeError(self.text)
-        from rankspawn.workers.exceptions import unpack
-
-        return unpack(self._load())
-
-    def _load(self) -> Any:
-        if self.pickled is None:
-            return None
-        import pickle  # programs leave nothing to unpickle
-
-        stream, buffers = self.pickled
-        return pickle.loads(stream, buffers=buffers)
-
-
-EMPTY_REPORT = TakenReport("", None)
-_UNWRITTEN = "an exception, but the process ended, or had to be ended, before it wrote which one\n"
-
-
-def take_report(fd: int) -> TakenReport:
-    """Read the traceback (or the text given to ``sys.exit``), and map what was pickled."""
-    header = read_header(fd)
-    if header.kind == FAILING:
-        return TakenReport(_UNWRITTEN, None, read_steps(fd))
-    text = bytearray()
-    while header.kind and len(text) < header.text_length:
-        chunk = os.pread(fd, header.text_length - len(text), header.text_offset + len(text))
-        if not chunk:
-            break
-        text += chunk
-    told = text.decode("utf-8", "replace")
-    if header.kind == RAISED:
-        from rankspawn.workers.exceptions import with_lines_of_cells
-
-        told = with_lines_of_cells(told)
-    return TakenReport(
-        told,
-        open_parcel(fd, header.table) if header.kind and header.table else None,
-        read_steps(fd),
-    )
-
-
-def read_steps(fd: int) -> bytes:
-    """What the worker said last with ``rankspawn.report``; empty if nothing."""
-    record = os.pread(fd, PAGE - STEPS_AT, STEPS_AT)
-    # Its serial number comes first; without a record there are zeros, of which nobody needs 3 KB.
-    return record if any(record[:WORD]) else b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +206,7 @@ class FunctionWorker(Worker):
     outcome_file: Owned
     captured: Owned | None = None
     log_start: int = 0
+    _whole: list[Header] = field(default_factory=list)
 
     def describe_output(self) -> str:
         """Its last lines, for an error."""
@@ -361,6 +248,7 @@ class FunctionWorker(Worker):
     def reap(self) -> int | None:
         """Its exit code; multiprocessing takes it off its list of children."""
         self.process.join()
+        seal(self.outcome_file.fileno())
         return None if self.popen.status_lost else self.process.exitcode
 
     def decide_outcome(
@@ -372,10 +260,17 @@ class FunctionWorker(Worker):
         evidence: str | None,
     ) -> Outcome:
         """What became of it, by its report and its exit code."""
+        header = self.header()
+        damage = find_damage(self.outcome_file.fileno(), header)
+        if damage is None:
+            self._whole[:] = [header]
+        else:  # that it failed may have been read before
+            header = self._whole[0] if self._whole else replace(header, kind=0)
+            evidence = damage
         return classify(
             self.rank,
             self.popen.pid,
-            self.header(),
+            header,
             exit_code,
             seen_ns=seen_ns,
             stopped_ns=stopped_ns,
