@@ -92,3 +92,53 @@ def test_of_a_redrawn_line_the_error_has_the_last_state(tmp_path: Path) -> None:
         rankspawn.spawn(print_bars_and_fail, nprocs=1, backend="gloo", log_dir=tmp_path)
 
     assert str(caught.value).splitlines()[2:5] == ["  | first", "  | 100%", "  | last"]
+
+
+STREAMS = """
+import sys
+import rankspawn
+
+def describe():
+    streams = (sys.stdout, sys.stderr)
+    return [(stream.encoding, stream.errors, stream.write_through) for stream in streams]
+
+if __name__ == "__main__":
+    if len(sys.argv) == 1:
+        open("fresh", "w").write(repr(describe()))
+    for method in sys.argv[1:]:
+        options = {"backend": "gloo", "log_dir": "log", "start_method": method}
+        print(rankspawn.spawn(describe, nprocs=1, **options).results()[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ"),
+    [
+        ([], {"PYTHONIOENCODING": "latin-1:replace"}),
+        (["-X", "utf8"], {"LC_ALL": "C", "PYTHONUNBUFFERED": "1"}),
+        (["-X", "utf8=0"], {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}),
+    ],
+    ids=["PYTHONIOENCODING", "utf8", "locale"],
+)
+def test_streams_are_encoded_as_those_of_a_fresh_interpreter(
+    tmp_path: Path, flags: list[str], environ: dict[str, str]
+) -> None:
+    script = tmp_path / "streams.py"
+    script.write_text(STREAMS)
+
+    def run(*arguments: str) -> list[str]:
+        command = [sys.executable, *flags, str(script), *arguments]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, **environ},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=jobs.DEADLOCK,
+        )
+        return done.stdout.splitlines()
+
+    run()
+
+    assert run("fork", "forkserver") == [(tmp_path / "fresh").read_text()] * 2

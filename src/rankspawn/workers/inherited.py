@@ -6,13 +6,14 @@ makes them its own here.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from typing import Any
+    from typing import Any, TextIO
 
     # Variables as the system has them; None removes one.
     EncodedChanges = Sequence[tuple[bytes, bytes | None]]
@@ -67,8 +68,30 @@ def redirect_output(log: int | None = None) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         # Whatever stood here wrote elsewhere, or holds text that the parent will print.
-        sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - until the exit
-        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        sys.stdout = _open_stream(1, sys.__stdout__, "strict")
+        sys.stderr = _open_stream(2, sys.__stderr__, "backslashreplace")
+
+
+def _open_stream(number: int, first: TextIO | None, errors: str) -> TextIO:
+    """What writes to a standard stream as the interpreter's own did.
+
+    Args:
+        number: The descriptor.
+        first: What the interpreter opened at its start: what it made of ``PYTHONIOENCODING``,
+            ``-X utf8`` and the locale is not to be had otherwise.
+        errors: How to encode what cannot be, if there was no such stream.
+    """
+    encoding, unbuffered = None, False
+    try:
+        if isinstance(first, io.TextIOWrapper):
+            encoding, errors = first.encoding, first.errors or errors
+            unbuffered = first.write_through  # PYTHONUNBUFFERED, python -u
+    except ValueError:  # it was detached
+        pass
+    if unbuffered:
+        raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115 - until the exit
+        return io.TextIOWrapper(raw, encoding, errors, write_through=True)
+    return open(number, "w", buffering=1, encoding=encoding, errors=errors, closefd=False)
 
 
 def take_terminal(*streams: int) -> None:
@@ -82,8 +105,8 @@ def take_terminal(*streams: int) -> None:
         os.close(stream)
     # multiprocessing has put the null device here; and output may go through other objects.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - until the exit
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stdout = _open_stream(1, sys.__stdout__, "strict")
+    sys.stderr = _open_stream(2, sys.__stderr__, "backslashreplace")
 
 
 class SameFd:
