@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -142,3 +145,45 @@ def test_streams_are_encoded_as_those_of_a_fresh_interpreter(
     run()
 
     assert run("fork", "forkserver") == [(tmp_path / "fresh").read_text()] * 2
+
+
+def open_pipe(path: Path) -> int:
+    """A reader that is there from the beginning, for whom an open does not wait."""
+    return os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+
+@pytest.mark.parametrize("has_reader", [False, True])
+def test_a_log_that_is_a_pipe_is_refused_at_once(tmp_path: Path, has_reader: bool) -> None:
+    path = tmp_path / "workerlog.1"
+    os.mkfifo(path)
+    reader = open_pipe(path) if has_reader else None
+
+    # With a bound: the open of such a pipe waits for its other side, and no Ctrl-C ends that.
+    others = threading.Timer(jobs.DEADLOCK, lambda: os.close(open_pipe(path)))
+    others.start()
+    with pytest.raises(OSError, match="a log is read again") as caught:
+        rankspawn.spawn(jobs.do_nothing, nprocs=2, backend="gloo", log_dir=tmp_path)
+    others.cancel()
+    others.join()
+
+    assert caught.value.filename == str(path)
+    if reader is not None:
+        os.close(reader)
+
+
+def test_ctrl_c_is_heard_while_a_log_is_being_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system_open, held_back = os.open, []
+
+    def open_where_nobody_answers(path: Any, *arguments: Any) -> int:
+        if os.path.basename(path) == "workerlog.0":
+            signal.raise_signal(signal.SIGINT)
+            held_back.append(path)
+        return system_open(path, *arguments)
+
+    monkeypatch.setattr("rankspawn.workers.logs.os.open", open_where_nobody_answers)
+    with pytest.raises(KeyboardInterrupt):
+        rankspawn.spawn(jobs.do_nothing, nprocs=1, backend="gloo", log_dir=tmp_path)
+
+    assert held_back == []

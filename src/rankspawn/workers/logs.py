@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from dataclasses import dataclass
 
 from rankspawn.descriptors import Owned, anonymous_file
+from rankspawn.interrupts import sigint_let_through
 
 # Enough to see what a rank did before it failed; the file has the rest.
 TAIL_LINES = 20
@@ -39,12 +42,29 @@ def open_log(path: str, *, keep: bool) -> Owned:
     """A descriptor that appends to the log; what is in it goes, unless ``keep``.
 
     Raises:
-        OSError: The folder cannot be made, or the file not be written.
+        OSError: The folder cannot be made, the file not be written, or it is a pipe.
     """
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    # Appending, because descendants and restarts write to it as well.
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    return Owned(os.open(path, flags if keep else flags | os.O_TRUNC, 0o644))
+    # Appending, because descendants and restarts write to it as well. Without waiting, which is
+    # what the open of a pipe without a reader does.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+    # A file system that does not answer holds nobody who presses Ctrl-C.
+    with sigint_let_through():
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            log = Owned(os.open(path, flags if keep else flags | os.O_TRUNC, 0o644))
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                raise _no_file(path) from None
+            raise
+    if stat.S_ISFIFO(os.fstat(log.fileno()).st_mode):
+        log.close()
+        raise _no_file(path)
+    os.set_blocking(log.fileno(), True)
+    return log
+
+
+def _no_file(path: str) -> OSError:
+    return OSError(errno.ESPIPE, "a log is read again, so it cannot be a pipe or a socket", path)
 
 
 def open_capture() -> tuple[Owned, Owned]:
