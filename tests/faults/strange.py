@@ -10,6 +10,7 @@ import dataclasses
 import errno
 import multiprocessing
 import os
+import resource
 import signal
 import sys
 import threading
@@ -66,6 +67,34 @@ class StrIsUnreadable(Exception):
 
 def _explode() -> NoReturn:
     raise ZeroDivisionError("while unpickling")
+
+
+# --- how attributes go wrong
+
+
+class ClassIsSystemExit(Exception):
+    __class__ = SystemExit  # type: ignore[assignment]
+
+
+class ClassRaises(Exception):
+    @property  # type: ignore[misc]  # which is what is wrong with it
+    def __class__(self) -> Any:
+        raise ZeroDivisionError("in __class__")
+
+
+class AttributesRaise(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise ZeroDivisionError("in __getattribute__")
+
+
+class AttributesExit(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        sys.exit(9)
+
+
+class AttributesHang(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        jobs.sleep_for_ever()
 
 
 # --- how pickling and unpickling go wrong
@@ -410,3 +439,16 @@ def return_unreadable_on_rank_1() -> object:
 
 def return_exception() -> Exception:
     return ValueError("returned, not raised")
+
+
+# --- limits
+
+
+def raise_more_than_fits() -> NoReturn:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+    raise ValueError("x" * 1_000_000 + " the end")
+
+
+def return_more_than_fits() -> bytes:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+    return bytes(1_000_000)

@@ -99,6 +99,45 @@ def test_sys_exit_with_a_code_whose_str_raises() -> None:
         rankspawn.spawn(strange.exit_with_strange_code, nprocs=1, backend="gloo")
 
 
+# --- how attributes go wrong
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        strange.ClassIsSystemExit,
+        strange.ClassRaises,
+        strange.AttributesRaise,
+        strange.AttributesExit,
+    ],
+)
+def test_attributes_that_go_wrong_do_not_hide_the_exception(kind: type[Exception]) -> None:
+    with pytest.raises(ProcessRaisedException) as caught:
+        rankspawn.spawn(throw, args=(lambda: kind("given"),), nprocs=1, backend="gloo")
+
+    assert kind.__name__ in last_line(caught.value)
+    assert "in throw" in caught.value.traceback
+    assert issubclass(type(caught.value.exception), BaseException)
+    assert type(caught.value.exception).__name__ == kind.__name__
+
+
+# --- limits
+
+
+def test_a_text_that_does_not_fit_is_cut_not_lost() -> None:
+    error = caught_from(strange.raise_more_than_fits)
+
+    assert last_line(error).endswith("xxx the end")
+    assert "`ulimit -f`" in str(error)
+
+
+def test_a_result_that_does_not_fit_is_an_error_with_the_reason() -> None:
+    error = caught_from(strange.return_more_than_fits)
+
+    assert "result cannot be sent back to the parent" in last_line(error)
+    assert last_line(error).endswith("File too large")
+
+
 # --- how pickling and unpickling go wrong
 
 
@@ -175,8 +214,21 @@ def test_an_exception_that_cannot_be_shown_does_not_hold_the_group(
         strange.raise_what_cannot_be_shown_and_others_wait, kind, start_method=start_method
     )
 
-    assert "ended, before it wrote which one" in last_line(error)
+    unknown = "(its text is not known: the process ended, or had to be ended, before it wrote that)"
+    assert last_line(error) == f"{kind.__name__} {unknown}"
+    assert "in raise_what_cannot_be_shown_and_others_wait" in error.traceback
     assert len(error.failures) == 1
+
+
+@pytest.mark.slow
+def test_attributes_that_hang_do_not_hold_the_group() -> None:
+    error = caught_while_rank_0_waits(
+        strange.raise_what_cannot_be_shown_and_others_wait,
+        strange.AttributesHang,
+        start_method="fork",
+    )
+
+    assert last_line(error).startswith("AttributesHang (its text is not known")
 
 
 def test_a_pickle_of_something_else_is_not_taken_for_the_exception() -> None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, NoReturn
 
+_UNKNOWN = "is not known: the process ended, or had to be ended, before it wrote that"
 # True while this worker imports what its task needs; spawn() then refuses to start.
 is_loading: bool = False
 
@@ -358,10 +359,12 @@ def _end_as_python_does(error: BaseException) -> int:
 
 def _report_error(report: Report, error: BaseException) -> int:
     report.failing()
-    from rankspawn.workers.exceptions import clear_frames
+    from rankspawn.workers.exceptions import clear_frames, describe_without_text
 
     if issubclass(type(error), MemoryError):  # its frames hold what the report needs
         clear_frames(error)
+    else:  # what follows runs code of its class, which may hang or end this process
+        report.note(describe_without_text(error, _UNKNOWN))
     flush_output()
     try:
         report.raised(error, _describe(error))

@@ -25,11 +25,8 @@ _DEEPEST = 20
 
 def summarize(error: BaseException) -> dict[str, Any]:
     """Runs in the worker: what can be said of an exception in strings only."""
-    kind = type(error)
-    return {
-        "text": text_of(error),
-        "kinds": [(base.__module__, base.__qualname__) for base in kind.__mro__],
-    }
+    kinds = type.__dict__["__mro__"].__get__(type(error))
+    return {"text": text_of(error), "kinds": [_names_of(kind) for kind in kinds]}
 
 
 def pack(error: BaseException, seen: set[int] | None = None, depth: int = 0) -> dict[str, Any]:
@@ -41,22 +38,45 @@ def pack(error: BaseException, seen: set[int] | None = None, depth: int = 0) -> 
     packed["whole"] = _pickle_if_it_comes_back(error)
     if packed["whole"] is None:
         packed["class"] = _pickle_if_it_comes_back(type(error))
-        packed["args"] = [_pickle_if_it_comes_back(arg) or repr_of(arg) for arg in error.args]
+        args = _own(error, "args")
+        packed["args"] = [_pickle_if_it_comes_back(arg) or repr_of(arg) for arg in args]
         packed["state"] = {
             name: _pickle_if_it_comes_back(value) or repr_of(value)
-            for name, value in getattr(error, "__dict__", {}).items()
+            for name, value in _attributes_of(error).items()
         }
     if depth < _DEEPEST:
-        packed["suppress_context"] = error.__suppress_context__
+        packed["suppress_context"] = _own(error, "__suppress_context__")
         for link in ("__cause__", "__context__"):
-            other = getattr(error, link)
+            other = _own(error, link)
             if other is not None and id(other) not in seen:
                 seen.add(id(other))
                 packed[link] = pack(other, seen, depth + 1)
-        if isinstance(error, BaseExceptionGroup):
-            packed["message"] = error.message
-            packed["members"] = [pack(member, seen, depth + 1) for member in error.exceptions]
+        if issubclass(type(error), BaseExceptionGroup):
+            packed["message"] = _own(error, "message", BaseExceptionGroup)
+            members = _own(error, "exceptions", BaseExceptionGroup)
+            packed["members"] = [pack(member, seen, depth + 1) for member in members]
     return packed
+
+
+def _own(error: BaseException, name: str, kind: type = BaseException) -> Any:
+    """An attribute as Python itself has it.
+
+    Its class may have attributes of these names, or a ``__getattribute__``, that raise or hang.
+    For the same reason nothing here asks ``isinstance``, which asks the object for its class.
+    """
+    return kind.__dict__[name].__get__(error)
+
+
+def _attributes_of(error: BaseException) -> dict[str, Any]:
+    return object.__getattribute__(error, "__dict__")  # type: ignore[no-any-return]
+
+
+def _names_of(kind: type) -> tuple[str, str]:
+    """Its module and name; a metaclass may have made something else of them."""
+    try:
+        return str.__str__(kind.__module__), str.__str__(kind.__qualname__)
+    except Exception:
+        return "?", type.__dict__["__name__"].__get__(kind)
 
 
 def unpack(packed: dict[str, Any]) -> BaseException:
@@ -78,7 +98,7 @@ def _rebuild(packed: dict[str, Any]) -> BaseException:
             raise
         except BaseException:  # code of users' classes ran; the next attempt knows less
             continue
-        if isinstance(error, BaseException):
+        if issubclass(type(error), BaseException):
             return error
     return Exception(packed["text"])
 
@@ -93,7 +113,7 @@ def _rebuild_from_pieces(packed: dict[str, Any]) -> Any:
     args = tuple(_loads(arg) for arg in packed["args"])
     error = kind.__new__(kind, *args)
     _set(error, "args", args)
-    error.__dict__.update(_state_of(packed))
+    _attributes_of(error).update(_state_of(packed))
     return error
 
 
@@ -171,14 +191,26 @@ def describe(error: BaseException) -> str:
         lines = traceback.format_exception(type(error), error, without_our_frames(error))
         # A script's own exceptions under the names that its author knows, also within a group.
         return re.sub(r"^([ |]*)__mp_main__\.", r"\1", "".join(lines), flags=re.MULTILINE)
-    except BaseException as second:  # out of memory or stack while formatting
-        return f"{type(error).__name__} (its traceback could not be formatted: {second!r})\n"
+    except BaseException as second:  # its class's own code, or out of memory or stack
+        return describe_without_text(error, f"could not be formatted: {repr_of(second)}")
+
+
+def describe_without_text(error: BaseException, reason: str) -> str:
+    """The same without any code of its class: where it was raised, and what it is called."""
+    name = type.__dict__["__name__"].__get__(type(error))
+    try:
+        import traceback
+
+        frames = "".join(traceback.format_tb(without_our_frames(error)))
+    except BaseException:  # out of memory
+        return f"{name} (its traceback {reason})\n"
+    return f"Traceback (most recent call last):\n{frames}{name} (its text {reason})\n"
 
 
 def without_our_frames(error: BaseException) -> TracebackType | None:
     """Its traceback without this package at the top; the last frame stays if there is no other."""
     ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
-    frames = _traceback_of(error)
+    frames: TracebackType | None = _own(error, "__traceback__")
     while frames is not None and frames.tb_frame.f_code.co_filename.startswith(ours):
         if frames.tb_next is None:
             break
@@ -188,17 +220,13 @@ def without_our_frames(error: BaseException) -> TracebackType | None:
 
 def clear_frames(error: BaseException) -> None:
     """Let go of what the frames of an exception hold."""
-    frames = _traceback_of(error)
+    frames: TracebackType | None = _own(error, "__traceback__")
     while frames is not None:
         try:  # noqa: SIM105 - contextlib is one more import in every worker that fails
             frames.tb_frame.clear()
         except RuntimeError:  # it is being executed: ours
             pass
         frames = frames.tb_next
-
-
-def _traceback_of(error: BaseException) -> TracebackType | None:
-    return error.__traceback__
 
 
 def text_of(obj: object) -> str:

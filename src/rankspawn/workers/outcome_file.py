@@ -189,7 +189,7 @@ def take_report(fd: int) -> TakenReport:
     damage = find_damage(fd, header)
     if damage is not None:
         return TakenReport(f"{damage}\n", None)
-    if header.kind == FAILING:
+    if header.kind == FAILING and not header.text_length:
         return TakenReport(_UNWRITTEN, None, read_steps(fd))
     text = bytearray()
     while header.kind and len(text) < header.text_length:
@@ -198,7 +198,7 @@ def take_report(fd: int) -> TakenReport:
             break
         text += chunk
     told = text.decode("utf-8", "replace")
-    if header.kind == RAISED:
+    if header.kind in (RAISED, FAILING):
         from rankspawn.workers.exceptions import with_lines_of_cells
 
         told = with_lines_of_cells(told)

@@ -26,6 +26,7 @@ Runs in the worker, and is imported before anything else: nothing heavy at the t
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import time
@@ -59,6 +60,8 @@ STACKS_IN_C_SIGNAL = STACKS_SIGNAL and STACKS_SIGNAL - 1
 # wait for a CPU; and they may come late, behind those that were written in C.
 STACKS_BEGIN, STACKS_END = b"\f", b"\v"
 _ONE = (1).to_bytes(8, "little")
+# Of a text that does not fit: enough for the last lines of a traceback.
+_SHORT_TEXT = 2000
 # What a rank exits with that could not report: nothing else can be told without its file.
 REPORT_LOST = 97
 
@@ -140,6 +143,15 @@ class Report:
         self._put(1, [FAILING])
         self._wake_parent()
 
+    def note(self, text: str) -> None:
+        """Keep what is known of the exception so far; what is said of it later counts."""
+        try:
+            self._put(5, self._put_text(text))
+        except ReportLostError:
+            raise
+        except OSError:  # no room
+            return
+
     def raised(self, error: BaseException, text: str) -> None:
         """Keep the traceback's text, then whatever can be kept of the exception itself.
 
@@ -148,7 +160,12 @@ class Report:
         """
         from rankspawn.workers.exceptions import pack, summarize
 
-        table = self._pickle_plainly(summarize(error))
+        try:
+            table = self._pickle_plainly(summarize(error))
+        except (ReportLostError, MemoryError):
+            raise
+        except Exception:  # it does not fit, and the text can be cut
+            table = 0
         self._commit(RAISED, table, code=1, text=text)
         self._wake_parent()
         try:
@@ -195,12 +212,23 @@ class Report:
         if self.write_steps is not None:
             self.write_steps()
         when = self._failed_ns or time.monotonic_ns()
-        data = text.encode("utf-8", "backslashreplace")
-        offset = self._end
-        self._end += write_all(self._write, offset, memoryview(data))
-        self._put(2, [when, code, table, offset, self._end - offset])
+        self._put(2, [when, code, table, *self._put_text(text)])
         self._put(1, [kind])
         self.committed = True
+
+    def _put_text(self, text: str) -> list[int]:
+        """Write it, or its end if there is a limit; return its offset and length."""
+        data = text.encode("utf-8", "backslashreplace")
+        offset = self._end
+        try:
+            length = write_all(self._write, offset, memoryview(data))
+        except OSError as error:
+            if error.errno != errno.EFBIG or len(data) <= _SHORT_TEXT:
+                raise
+            data = b"(the beginning is cut off by `ulimit -f`)\n..." + data[-_SHORT_TEXT:]
+            length = write_all(self._write, offset, memoryview(data))
+        self._end = offset + length
+        return [offset, length]
 
     def _put(self, word: int, values: list[int]) -> None:
         self._write(pack_words(values), word * WORD)
