@@ -283,6 +283,26 @@ class TestBadInput:
         with pytest.raises(error, match=words):
             rankspawn.spawn(**(usual | arguments))
 
+    @pytest.mark.parametrize("option", ["func", "args", "nprocs", "backend", "timeout", "env"])
+    def test_a_value_without_a_repr_is_refused_as_others_are(self, option: str) -> None:
+        class HasNone:
+            def __repr__(self) -> str:
+                raise ZeroDivisionError("in __repr__")
+
+        usual: dict[str, Any] = {"func": jobs.return_rank, "nprocs": 1, "backend": "gloo"}
+        with pytest.raises(TypeError, match=f"^{option} must be"):
+            rankspawn.spawn(**(usual | {option: HasNone()}))
+
+    def test_ips_that_are_overridden_are_said_to_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        cloud = {"PADDLE_TRAINERS": "10.0.0.1", "POD_IP": "10.0.0.1", "PADDLE_TRAINER_ID": "0"}
+        for name, value in {**cloud, "TRAINER_PORTS_NUM": "1"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("rankspawn.spawning.start_context", lambda *_, **__: None)
+        with pytest.warns(UserWarning, match="ips='10.9.9.1' is not used") as caught:
+            rankspawn.spawn(jobs.return_rank, nprocs=1, backend="gloo", ips="10.9.9.1")
+
+        assert caught.list[0].filename == __file__
+
     def test_another_system_is_told_in_one_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys, "platform", "darwin")
         with pytest.raises(RuntimeError, match=r"needs Linux, .* this is darwin"):

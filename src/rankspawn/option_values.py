@@ -153,8 +153,8 @@ def read_rows(name: str, value: Any) -> tuple[tuple[Any, ...], ...]:
     for rank, row in enumerate(itertools.islice(value, _MOST_ROWS)):
         if not isinstance(row, (tuple, list)):
             raise TypeError(
-                f"{name}[{rank}] must be a tuple, not {_shown(row)}: "
-                f"for a single argument write ({_short(row)},)"
+                f"{name}[{rank}] must be a tuple, not {shown(row)}: "
+                f"for a single argument write ({shortly(row)},)"
             )
         rows.append(tuple(row))
     return tuple(rows)
@@ -217,8 +217,8 @@ def read_variables(name: str, value: Any) -> dict[str, str | None]:
             raise ValueError(f"{name}: {variable!r} cannot be a variable's name")
         if text is not None and not isinstance(text, str):
             raise TypeError(
-                f"{name}[{variable!r}] is {_shown(text)}: the environment holds strings only, "
-                f"so write str({_short(text)}), or None to remove the variable"
+                f"{name}[{variable!r}] is {shown(text)}: the environment holds strings only, "
+                f"so write str({shortly(text)}), or None to remove the variable"
             )
         if text is not None and "\0" in text:
             raise ValueError(f"{name}[{variable!r}] holds a NUL character, which no variable can")
@@ -247,14 +247,19 @@ def _no_duplicates(name: str, items: Sequence[str]) -> None:
 
 
 def _wrong_type(name: str, value: Any, allowed: str) -> TypeError:
-    return TypeError(f"{name} must be {allowed}, not {_shown(value)}")
+    return TypeError(f"{name} must be {allowed}, not {shown(value)}")
 
 
-def _shown(value: Any) -> str:
-    return f"{_short(value)} ({type(value).__name__})"
+def shown(value: Any) -> str:
+    """A value and its type, for a message."""
+    return f"{shortly(value)} ({type(value).__name__})"
 
 
-def _short(value: Any) -> str:
+def shortly(value: Any) -> str:
+    """``repr`` for a message; it cannot fail."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        return f"a value whose repr() raises {type(error).__name__}"
     # A model or an array given by mistake must not fill the screen.
-    text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

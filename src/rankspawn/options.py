@@ -109,7 +109,7 @@ def check_nprocs(nprocs: Any) -> int:
     """``nprocs`` as an int: -1 for all devices, or at least 1."""
     allowed = "a positive int, or -1 for one process per visible device"
     if isinstance(nprocs, bool) or not hasattr(nprocs, "__index__"):
-        raise TypeError(f"nprocs must be {allowed}, not {nprocs!r} ({type(nprocs).__name__})")
+        raise TypeError(f"nprocs must be {allowed}, not {read.shown(nprocs)}")
     number = read.read_count("nprocs", nprocs, least=-(2**63))
     if number < 1 and number != -1:
         raise ValueError(f"nprocs={number} is out of range: it must be {allowed}")
@@ -120,7 +120,10 @@ def check_args(args: Any) -> tuple[Any, ...]:
     """``args`` as a tuple; a bare value is an error that shows how to write it."""
     if isinstance(args, (tuple, list)):
         return tuple(args)
-    shown = repr(args)
+    try:
+        shown = repr(args)
+    except Exception:  # anybody's code
+        shown = "value"
     hint = f"args=({shown},)" if len(shown) <= 40 else "args=(value,)"
     raise TypeError(
         f"args must be a tuple or a list, not {type(args).__name__}: "
@@ -176,7 +179,8 @@ def _name_of_selection(given: Mapping[str, Any]) -> str:
     if "device_type" in given:
         return "devices"
     names = {"auto": "selected_devices", "bkcl": "xpus", "xccl": "devices"}
-    return names.get(str(given.get("backend", "auto")), "gpus")
+    backend = given.get("backend", "auto")
+    return names.get(backend, "gpus") if isinstance(backend, str) else "gpus"
 
 
 def _check_devices(options: SpawnOptions) -> None:

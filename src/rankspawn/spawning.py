@@ -11,9 +11,11 @@ from typing import Any
 from rankspawn.caller import file_of_caller, in_notebook, warn_caller
 from rankspawn.descriptors import make_room_for_descriptors
 from rankspawn.machine import RealMachine
+from rankspawn.option_values import shortly
 from rankspawn.options import SpawnOptions, check_args, check_nprocs, check_rank_args, read_options
 from rankspawn.plan.job import Job, describe, make_plan, resolve
 from rankspawn.plan.ports import hold_ports
+from rankspawn.plan.topology import ignored_ips
 from rankspawn.supervise.context import MultiprocessContext, start_context
 from rankspawn.supervise.supervisor import SupervisionPolicy
 from rankspawn.workers import child
@@ -47,7 +49,7 @@ def spawn_ranks(
     """
     refuse_while_loading()
     if not callable(func):
-        raise TypeError(f"func must be callable, not {type(func).__name__}: {func!r}")
+        raise TypeError(f"func must be callable, not {type(func).__name__}: {shortly(func)}")
     options = read_options(given)
     arguments = check_args(args)
     job = resolve(check_nprocs(nprocs), options, os.environ, RealMachine())
@@ -55,6 +57,8 @@ def spawn_ranks(
     spectators = _spectators(job)
     if job.resources.warning:
         warn_caller(job.resources.warning, UserWarning)
+    if (ignored := ignored_ips(options, os.environ)) is not None:
+        warn_caller(ignored, UserWarning)
     task = Task(func, arguments, options.kwargs, options.rank_args)
     settings = _settings(options, daemon=bool(daemon))
     if settings.start_method == "fork":

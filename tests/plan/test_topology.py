@@ -8,7 +8,14 @@ import pytest
 
 from rankspawn.options import SpawnOptions
 from rankspawn.plan.devices import Machine
-from rankspawn.plan.topology import Host, Topology, endpoints_of, find_nodes, identify
+from rankspawn.plan.topology import (
+    Host,
+    Topology,
+    endpoints_of,
+    find_nodes,
+    identify,
+    ignored_ips,
+)
 
 MachineOf = Callable[..., Machine]
 TWO_NODES = ("10.0.0.1", "10.0.0.2")
@@ -180,3 +187,17 @@ def test_cloud_variables_that_make_no_sense_are_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         find_nodes(2, SpawnOptions(), CLOUD | extra, machine())
+
+
+def test_ips_that_the_cloud_overrides_are_named() -> None:
+    given = SpawnOptions(ips=("10.9.9.1", "10.9.9.2"))
+
+    told = ignored_ips(given, CLOUD)
+
+    assert told is not None
+    assert "ips='10.9.9.1,10.9.9.2' is not used" in told
+    assert CLOUD["PADDLE_TRAINERS"] in told
+    assert ignored_ips(given, {}) is None
+    assert ignored_ips(SpawnOptions(), CLOUD) is None
+    same = tuple(CLOUD["PADDLE_TRAINERS"].split(","))
+    assert ignored_ips(SpawnOptions(ips=same), CLOUD) is None

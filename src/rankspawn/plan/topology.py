@@ -216,6 +216,19 @@ def _in_paddlecloud(options: SpawnOptions, environ: Mapping[str, str]) -> bool:
     return all(environ.get(name) for name in _CLOUD_VARIABLES)
 
 
+def ignored_ips(options: SpawnOptions, environ: Mapping[str, str]) -> str | None:
+    """What to tell whoever gave ``ips``, if PaddleCloud's variables name other nodes."""
+    if options.ips == type(options)().ips or not _in_paddlecloud(options, environ):
+        return None
+    listed = environ.get("PADDLE_TRAINERS", "")
+    if tuple(address.strip() for address in listed.split(",")) == options.ips:
+        return None
+    return (
+        f"ips={','.join(options.ips)!r} is not used: PaddleCloud's variables name the nodes, "
+        f"PADDLE_TRAINERS={listed!r}. Unset them to have ips used, or leave ips out"
+    )
+
+
 def _cloud_nodes(nprocs: int, environ: Mapping[str, str]) -> Topology:
     missing = [name for name in _CLOUD_VARIABLES[:3] if not environ.get(name)]
     if missing:

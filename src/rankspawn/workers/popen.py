@@ -168,6 +168,12 @@ def command(module: str, arguments: Sequence[object]) -> list[str]:
 
     # What multiprocessing.set_executable() was given counts, as it does for multiprocessing.
     executable = spawn.get_executable() or sys.executable
+    if not executable:
+        raise RuntimeError(
+            "there is no interpreter to start workers with: sys.executable is not set, as in a "
+            "program that embeds Python; call multiprocessing.set_executable(), or use "
+            "start_method='fork'"
+        )
     return [os.fsdecode(executable), *interpreter_flags(), "-c", code, *map(str, arguments)]
 
 

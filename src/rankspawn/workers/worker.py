@@ -31,10 +31,14 @@ if TYPE_CHECKING:
     from rankspawn.supervise.context import RankProcess
     from rankspawn.supervise.group import RankOutput
 
-
 _REPORT_LOST = (
     "it could not report: its program closed descriptors that are not its own, and the one of the "
     f"report cannot be opened again (unless something called os._exit({REPORT_LOST}))"
+)
+_NEVER_BEGAN = (
+    "it ended before it began: its interpreter could not start, or something in it exited at once. "
+    "It says why on standard error; usual causes are PYTHONHOME, PYTHONPATH, PYTHONHASHSEED, and "
+    "a sys.executable that is no Python"
 )
 
 
@@ -74,8 +78,7 @@ def classify(
         end = End.EXITED
     else:
         end = End.DIED
-        if exit_code == REPORT_LOST:
-            evidence = _REPORT_LOST
+        evidence = evidence or _explain_silence(header, exit_code)
     # What the worker reported counts; the process may have been stopped on its way out.
     if end is End.DIED and exit_code is None:
         code = STATUS_LOST
@@ -84,6 +87,15 @@ def classify(
         code = header.exit_code if reported or exit_code is None else exit_code
     reached = header.stage >= IN_FUNCTION
     return Outcome(rank, pid, end, code, when, reached, returned, evidence)
+
+
+def _explain_silence(header: Header, exit_code: int | None) -> str | None:
+    """Why a rank ended without a report, where that can be known."""
+    if exit_code == REPORT_LOST:
+        return _REPORT_LOST
+    # By a signal it may have been ended from outside at any time.
+    never_began = header.stage == 0 and exit_code is not None and exit_code >= 0
+    return _NEVER_BEGAN if never_began else None
 
 
 def classify_program(
