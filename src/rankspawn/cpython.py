@@ -121,7 +121,9 @@ def forget_exit_functions(finalize: Any) -> None:
     """For a forked worker: what the parent registered for its own exit is not run here.
 
     Without ``atexit._clear`` no exit function of the worker is run either. The names of
-    ``weakref.finalize`` let finalizers that the worker makes register themselves again.
+    ``weakref.finalize`` let finalizers that the worker makes register themselves again. And
+    threads of the parent's pools are not here to be waited for, but for the one that forked, which
+    is this process and would wait for itself.
     """
     global _exit_functions_are_ours  # noqa: PLW0603 - the process is in this state
     clear = getattr(atexit, "_clear", None)
@@ -132,6 +134,9 @@ def forget_exit_functions(finalize: Any) -> None:
     if hasattr(finalize, "_registry") and hasattr(finalize, "_registered_with_atexit"):
         finalize._registry.clear()
         finalize._registered_with_atexit = False
+    pools: Any = sys.modules.get("concurrent.futures.thread")
+    if hasattr(pools, "_threads_queues"):
+        pools._threads_queues.clear()
 
 
 # --- What multiprocessing knows of itself in a worker that was not started by it.

@@ -17,6 +17,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,7 +27,7 @@ import pytest
 
 import rankspawn
 from rankspawn import MultiprocessContext, ProcessExitedException
-from rankspawn.workers import start
+from rankspawn.workers import forked, start
 from rankspawn.workers.popen import is_readable
 from tests import jobs
 from tests.jobs import DEADLOCK
@@ -271,3 +272,19 @@ os.wait()
 
 def test_a_forked_copy_says_nothing_of_its_parents_guardian() -> None:
     assert "ResourceWarning" not in run_code(FORK_BESIDE_A_GROUP).stderr
+
+
+def work_in_a_pool() -> list[int]:
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(abs, [-1, -2]))
+
+
+def test_a_fork_from_a_thread_of_a_pool_ends_without_a_word(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forked, "_warned_about_threads", [True])
+    with ThreadPoolExecutor(1) as pool:
+        context = pool.submit(lambda: fork(work_in_a_pool, nprocs=2)).result(DEADLOCK)
+
+    assert context.results() == [[1, 2]] * 2
+    assert capfd.readouterr().err == ""
