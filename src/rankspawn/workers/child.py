@@ -25,6 +25,7 @@ from rankspawn.workers.report import (
     STARTED,
     Report,
     ReportLostError,
+    clear_frames,
 )
 
 TYPE_CHECKING = False
@@ -359,11 +360,11 @@ def _end_as_python_does(error: BaseException) -> int:
 
 def _report_error(report: Report, error: BaseException) -> int:
     report.failing()
-    from rankspawn.workers.exceptions import clear_frames, describe_without_text
-
     if issubclass(type(error), MemoryError):  # its frames hold what the report needs
         clear_frames(error)
     else:  # what follows runs code of its class, which may hang or end this process
+        from rankspawn.workers.exceptions import describe_without_text
+
         report.note(describe_without_text(error, _UNKNOWN))
     flush_output()
     try:

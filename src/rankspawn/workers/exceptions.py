@@ -218,17 +218,6 @@ def without_our_frames(error: BaseException) -> TracebackType | None:
     return frames
 
 
-def clear_frames(error: BaseException) -> None:
-    """Let go of what the frames of an exception hold."""
-    frames: TracebackType | None = _own(error, "__traceback__")
-    while frames is not None:
-        try:  # noqa: SIM105 - contextlib is one more import in every worker that fails
-            frames.tb_frame.clear()
-        except RuntimeError:  # it is being executed: ours
-            pass
-        frames = frames.tb_next
-
-
 def text_of(obj: object) -> str:
     """``str`` that cannot fail, and returns no subclass of str."""
     try:

@@ -260,6 +260,18 @@ class Report:
             pass
 
 
+def clear_frames(error: BaseException) -> None:
+    """Let go of what the frames of an exception hold: without memory nothing can be imported."""
+    # As Python itself has it: the class may have an attribute of that name.
+    frames: Any = BaseException.__dict__["__traceback__"].__get__(error)
+    while frames is not None:
+        try:  # noqa: SIM105 - contextlib is one more import in every worker
+            frames.tb_frame.clear()
+        except RuntimeError:  # it is being executed: ours
+            pass
+        frames = frames.tb_next
+
+
 def _identify(file: int | str) -> tuple[int, int] | None:
     """What tells a file from all others, whatever its number is; None if there is none."""
     try:
