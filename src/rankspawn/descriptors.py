@@ -84,7 +84,7 @@ class Waker(Owned):
 
     An eventfd: one number for both ends, never full, and without a reader's end whose closing
     would be an error for whoever wakes. Python's own wakeup descriptor has to be a pipe, because
-    an eventfd does not take the single byte that is written for a signal (workers/interrupts.py).
+    an eventfd does not take the single byte that is written for a signal (interrupts.py).
     """
 
     __slots__ = ("_using",)

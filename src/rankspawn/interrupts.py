@@ -1,19 +1,15 @@
-"""Ctrl-C and other signals to a process that supervises workers: what it does with them, when.
+"""Signals to a process that supervises workers: how waits hear of them, and who obeys.
 
-Python runs a handler in the main thread between any two instructions, and an interrupt raises
-there. Each regime below is a time in which that would be wrong or too late:
-
-- **held back** (``sigint_blocked``): workers are being started, and an exception would leave
-  some that nobody knows. ``sigint_let_through`` is the exception within.
-- **heard** (``woken_by_signals``, ``loop_woken_by_signals``, ``join_patiently``): a wait in the
-  system, which a handler cannot end by itself.
-- **watched** (``interrupts_watched``): an event loop turns Ctrl-C into a cancellation, which
-  looks like any other; but workers that the terminal interrupted too are not to be hurried.
-- **lent** (``LentInterrupts``): Ctrl-C is meant for the debugger of one rank.
+- **blocked** (``sigint_blocked``): workers are being started, and inherit Ctrl-C blocked.
+  ``sigint_let_through`` is the exception within.
+- **heard** (``woken_by_signals``, ``join_patiently``, ``patiently``): a wait in the system, which a
+  handler cannot end by itself.
 - **noted** (``Signals``): the launcher obeys no signal at once; its agent does, in order.
 
-A worker cannot afford this module. It inherits interrupts blocked and takes them once it can
-report (``child.work``), or never if another rank is debugged; the fork server ignores them.
+When handlers may run at all is in ``handlers.py``, what is special about an event loop in
+``supervise/async_join.py``, about a lent terminal in ``view/terminal.py``. A worker cannot
+afford any of these. It inherits interrupts blocked and takes them once it can report
+(``child.work``), or never if another rank is debugged; the fork server ignores them.
 """
 
 from __future__ import annotations
@@ -25,125 +21,79 @@ import time
 from contextlib import contextmanager, suppress
 
 from rankspawn.descriptors import Owned
+from rankspawn.handlers import (
+    handlers_held,
+    handlers_let_through,
+    is_echo,
+    is_main_thread,
+    let_handlers_through,
+)
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    import asyncio
     import selectors
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from types import FrameType
-    from typing import Any
 
 # A lock has no descriptor to watch beside it, so who waits for one looks up this often.
 _LOOK_UP_SECONDS = 0.5
-# Two interrupts within this time mean the whole group, also if one rank is debugged.
-_TWICE_SECONDS = 2.0
 # Ctrl-C, a scheduler or a container's end, a terminal that was closed.
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Said again, these two mean "at once". A closing terminal says SIGHUP twice by itself.
 _INSISTING = (signal.SIGINT, signal.SIGTERM)
-# Seconds in which the same signal again is the same request. `timeout` sends its signal to its
-# child and then to their process group; some wrappers pass on a Ctrl-C that the terminal has
-# sent to all of them. Nobody presses a key twice that fast.
-_ECHO = 0.2
 # What schedulers send ahead of the end, and programs have handlers for.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
-def is_main_thread() -> bool:
-    """Whether handlers of signals run in this thread."""
-    return threading.get_ident() == threading.main_thread().ident
-
-
-# Held back:
+# Blocked:
 class _Thread(threading.local):
-    # This thread holds interrupts back which would otherwise reach it.
-    holds_back = False
+    # This thread blocks interrupts which would otherwise reach it.
+    blocks = False
 
 
 _thread = _Thread()
 
 
-class _Held:
-    """What the main thread holds back: the handler of interrupts, and whether one came.
-
-    Blocking the signal is not enough: the system then gives it to another thread, and Python runs
-    the handler in this one all the same, also in what runs at a fork, where exceptions are lost.
-    """
-
-    handler: Any = None
-    came = False
-
-
 @contextmanager
 def sigint_blocked() -> Iterator[None]:
-    """Hold Ctrl-C back while workers are being started.
+    """Hold signals back while workers are being started, and have these inherit Ctrl-C blocked.
 
-    Workers inherit this, until they can take an interrupt without a traceback; and this
-    process gets it once somebody is there to stop them.
+    Until they can take an interrupt without a traceback; and this process gets it once somebody
+    is there to stop them.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    outer, _thread.holds_back = _thread.holds_back, signal.SIGINT not in before
-    holds_handler = _hold_handler()
-    try:
-        yield
-    finally:
-        _thread.holds_back = outer
-        if holds_handler:
-            signal.signal(signal.SIGINT, _Held.handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if holds_handler:
-            _deliver()
+    with handlers_held():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        outer, _thread.blocks = _thread.blocks, signal.SIGINT not in before
+        try:
+            yield
+        finally:
+            _thread.blocks = outer
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextmanager
-def sigint_let_through() -> Iterator[None]:
+class sigint_let_through(handlers_let_through):
     """Inside of that, for what may take long and starts no worker.
 
     And for what changes the mask itself, as the start of multiprocessing's resource tracker does.
     """
-    let_through = [signal.SIGINT] if _thread.holds_back else []
-    held = is_main_thread() and signal.getsignal(signal.SIGINT) is _note
-    if held:
-        signal.signal(signal.SIGINT, _Held.handler)
-    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, let_through)
-    try:
-        if held:
-            _deliver()
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if held:
-            _hold_handler()
 
+    # No generator: one that an exception leaves on its way out is finished when it is collected,
+    # which may be long after the block around it.
 
-def sigint_handler() -> Any:
-    """What handles interrupts, also while they are held back."""
-    handler = signal.getsignal(signal.SIGINT)
-    return _Held.handler if handler is _note else handler
+    __slots__ = ("_mask",)
 
+    def __enter__(self) -> None:
+        let_through = [signal.SIGINT] if _thread.blocks else []
+        self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, let_through)
+        super().__enter__()
 
-def _hold_handler() -> bool:
-    handler = signal.getsignal(signal.SIGINT)
-    if not is_main_thread() or not callable(handler) or handler is _note:
-        return False
-    _Held.handler = handler
-    signal.signal(signal.SIGINT, _note)
-    return True
-
-
-def _note(*_: object) -> None:
-    _Held.came = True
-
-
-def _deliver() -> None:
-    came, _Held.came = _Held.came, False
-    if came:
-        signal.raise_signal(signal.SIGINT)
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
 
 # Heard:
-class _SignalPipe:
+class SignalPipe:
     """Python's wakeup descriptor, readable once a signal with a handler came.
 
     A signal between Python's last instruction and the system call that waits is not acted on until
@@ -162,6 +112,7 @@ class _SignalPipe:
         self.before = signal.set_wakeup_fd(self.write.fileno(), warn_on_full_buffer=False)
 
     def fileno(self) -> int:
+        """Readable once a signal came."""
         return self._read.fileno()
 
     def take(self) -> bytes:
@@ -171,6 +122,7 @@ class _SignalPipe:
         return b""
 
     def close(self) -> None:
+        """Let go of both ends."""
         self._read.close()
         self.write.close()
 
@@ -184,10 +136,10 @@ def woken_by_signals(selector: selectors.BaseSelector) -> Iterator[None]:
     if not is_main_thread():
         yield  # handlers never run here
         return
-    pipe: _SignalPipe | None = None
+    pipe: SignalPipe | None = None
     try:
         with suppress(OSError):  # too many open files: then with the gap
-            pipe = _SignalPipe()
+            pipe = SignalPipe()
             selector.register(pipe.fileno(), 1)  # EVENT_READ
         yield
     finally:
@@ -202,30 +154,6 @@ def woken_by_signals(selector: selectors.BaseSelector) -> Iterator[None]:
             pipe.close()
 
 
-@contextmanager
-def loop_woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
-    """In here, the same for an event loop; asyncio itself does it for signals that it was given."""
-    pipe: _SignalPipe | None = None
-    if is_main_thread():
-        with suppress(OSError):  # too many open files: then with the gap
-            pipe = _SignalPipe()
-    if pipe is None:
-        yield
-        return
-    if pipe.before >= 0:  # the loop's own, or of somebody else whom we would keep from hearing
-        signal.set_wakeup_fd(pipe.before)
-    read, write = pipe.fileno(), pipe.write.fileno()
-    loop.add_reader(read, pipe.take)
-    try:
-        yield
-    finally:
-        loop.remove_reader(read)
-        current = signal.set_wakeup_fd(-1)
-        if current != write:  # somebody's who came later
-            signal.set_wakeup_fd(current)
-        pipe.close()
-
-
 def join_patiently(thread: threading.Thread, timeout: float | None) -> None:
     """Wait for the end of a thread, if need be for ever, but hear every signal."""
     deadline = None if timeout is None else time.monotonic() + timeout
@@ -236,78 +164,30 @@ def join_patiently(thread: threading.Thread, timeout: float | None) -> None:
         if left <= 0:
             return
         thread.join(left)
+        let_handlers_through()
 
 
-# Watched:
-class Watch:
-    """Tells whether an interrupt came since it began."""
+def wait_patiently(changed: threading.Condition, seconds: float) -> None:
+    """Wait for a notification, or until it is time to let signals through.
 
-    interrupted = False
-
-
-# Those of the main thread, and the handler that was there before the first of them.
-_watches: set[Watch] = set()
-_handler: Any = None
+    Which is not done in the wait: an exception in the middle of it would leave the lock anyhow.
+    """
+    changed.wait(min(seconds, _LOOK_UP_SECONDS) if is_main_thread() else seconds)
 
 
 @contextmanager
-def interrupts_watched() -> Iterator[Watch]:
-    """In here, note an interrupt that a handler turns into something else."""
-    global _handler  # noqa: PLW0603 - a process has one handler
-    watch = Watch()
-    if not is_main_thread():
-        yield watch  # handlers never run here
-        return
-    handler = signal.getsignal(signal.SIGINT)
-    if not _watches and callable(handler):
-        _handler = handler
-        signal.signal(signal.SIGINT, _note_interrupt)
-    _watches.add(watch)
-    try:
-        yield watch
-    finally:
-        _watches.discard(watch)
-        # Not if somebody has set another one meanwhile.
-        if not _watches and signal.getsignal(signal.SIGINT) is _note_interrupt:
-            signal.signal(signal.SIGINT, _handler)
+def patiently(lock: threading.RLock) -> Iterator[None]:
+    """A block that has the lock, waited for if need be for ever, but with every signal heard.
 
-
-def _note_interrupt(number: int, frame: Any) -> None:
-    for watch in _watches:
-        watch.interrupted = True
-    _handler(number, frame)
-
-
-# Lent:
-class LentInterrupts:
-    """Leaves a single Ctrl-C to a rank that has the terminal, where all of the group get it.
-
-    Args:
-        is_taken: Whether that rank is still there to take it.
+    Signals are held back in it, so that none leaves it, or the wait, with the lock taken.
     """
-
-    def __init__(self, is_taken: Callable[[], bool]) -> None:
-        self._is_taken = is_taken
-        self._last: float | None = None
-
-    @contextmanager
-    def lent(self) -> Iterator[None]:
-        """In here a single Ctrl-C is not for us; a handler that is not Python's own stays."""
-        before = signal.getsignal(signal.SIGINT)
-        if not is_main_thread() or before is not signal.default_int_handler:
-            yield
-            return
-        signal.signal(signal.SIGINT, self._on_interrupt)
+    with handlers_held():
+        while not lock.acquire(timeout=_LOOK_UP_SECONDS):
+            let_handlers_through()
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
-
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
-        last, self._last = self._last, time.monotonic()
-        is_second = last is not None and self._last - last < _TWICE_SECONDS
-        if is_second or not self._is_taken():
-            signal.default_int_handler(number, frame)
+            lock.release()
 
 
 # Noted:
@@ -334,7 +214,7 @@ class Signals:
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Signals:
-        self._pipe = _SignalPipe()
+        self._pipe = SignalPipe()
         for number in (*ENDING, *PASSED_ON):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
@@ -388,7 +268,7 @@ class Signals:
         is_first = self.ending is None
         if is_first:
             self.ending, self._asked_at = number, now
-        elif number == self.ending and now < self._asked_at + _ECHO:
+        elif number == self.ending and is_echo(self._asked_at):
             return
         if number in _INSISTING and self._raises:
             self._raise()

@@ -27,7 +27,7 @@ IGNORE_AND_WAIT = """
 # shutdown.
 IMPATIENT = """
     import atexit, signal, sys
-    from rankspawn import interrupts
+    from rankspawn import handlers
     from rankspawn.launch import cli
 
     def press(*_):
@@ -40,7 +40,7 @@ IMPATIENT = """
         press()
         real(timeout)
 
-    interrupts._ECHO = 0.0
+    handlers._ECHO = 0.0
     cli._tear_down_console = tear_down
     atexit.register(press)
     sys.kept_to_the_end = Last()

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from rankspawn.descriptors import Owned, anonymous_file
+from rankspawn.handlers import let_handlers_through
+from rankspawn.interrupts import wait_patiently
 from rankspawn.supervise.context import MultiprocessContext, RankProcess, start_context
 from rankspawn.supervise.group import RankOutput, Spectator
 from rankspawn.supervise.outcome import End, Outcome
@@ -85,6 +87,7 @@ class ScriptedGroup:
 
     def __init__(self, count: int, first_rank: int = 0, stubborn: tuple[int, ...] = ()) -> None:
         self.owner: weakref.ref[object] | None = None
+        self.deadline: float | None = None
         self.listeners: set[Callable[[], None]] = set()
         self.outcomes: dict[int, Outcome] = {}
         self.sentinels: dict[int, int] = {}
@@ -160,7 +163,8 @@ class ScriptedGroup:
                     return False
                 if not self._inbox:
                     self.is_waited_for.set()
-                    self.changed.wait(left)
+                    wait_patiently(self.changed, DEADLOCK if left is None else left)
+            let_handlers_through()
 
     def collect(self) -> None:
         with self.changed:

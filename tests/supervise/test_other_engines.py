@@ -27,6 +27,7 @@ from rankspawn import (
     ProcessExitedException,
     ProcessRaisedException,
     SpawnTimeoutError,
+    handlers,
 )
 from rankspawn.supervise.outcome import End
 from rankspawn.supervise.supervisor import SupervisionPolicy
@@ -373,7 +374,10 @@ class TestAwait:
         with ScriptedEngine().context(policy) as context, pytest.raises(SpawnTimeoutError):
             asyncio.run(_join(context))
 
-    def test_cancelling_it_stops_the_ranks_and_cancelling_again_kills_them(self) -> None:
+    def test_cancelling_it_stops_the_ranks_and_cancelling_again_kills_them(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(handlers, "_ECHO", 0.0)
         engine = ScriptedEngine(stubborn=(0,))
 
         async def main(context: MultiprocessContext) -> None:
@@ -395,6 +399,31 @@ class TestAwait:
             assert context.exitcodes() == [-9, -15]
             assert engine.groups[0].kills == 1
 
+    def test_a_cancellation_that_is_repeated_at_every_turn_of_the_loop_is_one(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As anyio cancels: until the task has ended."""
+        monkeypatch.setattr(handlers, "_ECHO", 1000.0)
+        engine = ScriptedEngine(stubborn=(0,))
+
+        async def main(context: MultiprocessContext) -> None:
+            group = engine.groups[0]
+            waiting = asyncio.ensure_future(_join(context))
+            await asyncio.sleep(0)
+            turns = 0
+            while not waiting.done():
+                waiting.cancel()
+                await asyncio.sleep(0)
+                turns += group.is_being_stopped.is_set()
+                if turns == 100:
+                    group.ends(0, End.STOPPED, 0)
+            assert waiting.cancelled()
+
+        with engine.context() as context:
+            asyncio.run(main(context))
+            assert context.exitcodes() == [0, -15]
+            assert engine.groups[0].kills == 0
+
     def test_ctrl_c_counts_as_one_at_every_instruction_before_the_wait(self) -> None:
         for count in itertools.count():
             engine = ScriptedEngine()
@@ -414,7 +443,7 @@ class InterruptAfter:
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, _: object) -> InterruptAfter | None:
-        if not frame.f_code.co_filename.endswith(("async_join.py", "interrupts.py")):
+        if not frame.f_code.co_filename.endswith(("async_join.py", "interrupts.py", "handlers.py")):
             return None
         frame.f_trace_opcodes = True
         # Python 3.12 tells of lines only.

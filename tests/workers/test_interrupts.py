@@ -18,6 +18,7 @@ from tests.terminal import Session
 PROGRAM = """
 import asyncio, logging, os, select, signal, sys, threading, time
 import rankspawn
+from rankspawn import handlers
 from tests import jobs
 
 def say(text):
@@ -94,6 +95,7 @@ def interrupt_at_first_fork():
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
+    handlers._ECHO = 0.0  # the tests wait for a word, not for time
     here = os.path.dirname(__file__)
     os.environ["PYTHONPATH"] += os.pathsep + here
     try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rankspawn import interrupts as signals_module
+from rankspawn import handlers
 from rankspawn.interrupts import ENDING, PASSED_ON, ImpatientError, Signals
 
 
@@ -79,13 +79,13 @@ def test_who_asked_is_not_heard_after_the_answer() -> None:
 class TestImpatience:
     @pytest.fixture(autouse=True)
     def _no_echo(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(signals_module, "_ECHO", 0.0)
+        monkeypatch.setattr(handlers, "_ECHO", 0.0)
 
     def test_the_same_signal_right_after_the_first_is_none(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """``timeout`` sends its signal twice."""
-        monkeypatch.setattr(signals_module, "_ECHO", 1000.0)
+        monkeypatch.setattr(handlers, "_ECHO", 1000.0)
         with Signals() as signals:
             signal.raise_signal(signal.SIGTERM)
             signal.raise_signal(signal.SIGTERM)

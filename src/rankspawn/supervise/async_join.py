@@ -6,16 +6,21 @@ import _thread
 import asyncio
 import contextlib
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rankspawn.interrupts import interrupts_watched, loop_woken_by_signals
+from rankspawn.handlers import handlers_held, is_echo, is_main_thread
+from rankspawn.interrupts import SignalPipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from typing import Any
 
     from rankspawn.supervise.group import Group
     from rankspawn.supervise.supervisor import Supervisor
@@ -25,7 +30,7 @@ async def wait_until_finished(job: Supervisor) -> None:
     """Until there is an answer, with the loop running on; cancelling it stops the workers."""
     loop = asyncio.get_running_loop()
     job.awaiting += 1
-    with interrupts_watched() as watch, loop_woken_by_signals(loop):
+    with _interrupts_watched() as watch, _loop_woken_by_signals(loop):
         # If it is to be cancelled already, who knows by whom; it may have been a Ctrl-C. Not
         # with "|=", which would put back what it read before an interrupt in the midst of it.
         if _is_cancelled():
@@ -54,21 +59,38 @@ def _is_cancelled() -> bool:
 async def _stop(job: Supervisor, *, interrupted: bool) -> None:
     """End the group; a second cancellation (a second Ctrl-C) cuts its grace period short.
 
-    As does the first Ctrl-C if the group is being ended already, because a rank failed.
+    As does the first Ctrl-C if the group is being ended already, because a rank failed. One that
+    follows on the heels of another is the same: some cancel again at every turn of the loop,
+    until the task ends.
     """
     if interrupted and job.is_stopping:
         job.group.kill()
     stopping = _InThread(partial(job.stop, job.policy.grace_period, interrupted=interrupted))
+    cancelled_at = time.monotonic()
+    killed = False
     try:
-        while not stopping.future.done():
-            try:
-                await asyncio.shield(stopping.future)
-            except asyncio.CancelledError:
-                job.group.kill()
+        with _shielded_from_anyio():
+            while not stopping.future.done():
+                try:
+                    await asyncio.shield(stopping.future)
+                except asyncio.CancelledError:
+                    if not killed and not is_echo(cancelled_at):
+                        killed = True
+                        job.group.kill()
+                    cancelled_at = time.monotonic()
     except KeyboardInterrupt:  # asyncio raises the second one wherever it comes, also in here
         job.group.kill()
         stopping.wait()  # whoever is told that it is over must find nothing left
         raise
+
+
+def _shielded_from_anyio() -> AbstractContextManager[Any]:
+    """A block in which anyio, if that is in use, does not cancel us over and over.
+
+    Not to have the group killed: it would only have this loop turn without pause.
+    """
+    anyio: Any = sys.modules.get("anyio")
+    return contextlib.nullcontext() if anyio is None else anyio.CancelScope(shield=True)
 
 
 class _InThread:
@@ -151,3 +173,77 @@ def _watched(group: Group, news: asyncio.Event) -> Iterator[None]:
         loop.remove_reader(fd)
         os.close(fd)
         group.listeners.discard(wake)
+
+
+class _Watch:
+    """Tells whether an interrupt came since it began.
+
+    An event loop turns Ctrl-C into a cancellation, which looks like any other; but workers that
+    the terminal interrupted too are not to be hurried.
+    """
+
+    interrupted = False
+
+
+# Those of the main thread, and the handler that was there before the first of them.
+_watches: set[_Watch] = set()
+_handler: Any = None
+_interrupted_at = float("-inf")
+
+
+@contextmanager
+def _interrupts_watched() -> Iterator[_Watch]:
+    """In here, note an interrupt that a handler turns into something else."""
+    global _handler, _interrupted_at  # noqa: PLW0603 - a process has one handler
+    watch = _Watch()
+    if not is_main_thread():
+        yield watch  # handlers never run here
+        return
+    handler = signal.getsignal(signal.SIGINT)
+    if not _watches and callable(handler):
+        _handler, _interrupted_at = handler, float("-inf")
+        signal.signal(signal.SIGINT, _note_interrupt)
+    _watches.add(watch)
+    try:
+        yield watch
+    finally:
+        _watches.discard(watch)
+        # Not if somebody has set another one meanwhile.
+        if not _watches and signal.getsignal(signal.SIGINT) is _note_interrupt:
+            signal.signal(signal.SIGINT, _handler)
+
+
+def _note_interrupt(number: int, frame: Any) -> None:
+    global _interrupted_at  # noqa: PLW0603 - likewise
+    if is_echo(_interrupted_at):
+        return
+    _interrupted_at = time.monotonic()
+    for watch in _watches:
+        watch.interrupted = True
+    _handler(number, frame)
+
+
+@contextmanager
+def _loop_woken_by_signals(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """In here a signal wakes the loop; asyncio does it only for those that it was given."""
+    pipe: SignalPipe | None = None
+    if is_main_thread():
+        # Held back, or an interrupt could come between a descriptor and whoever closes it. With
+        # too many open files there is none, and a gap.
+        with contextlib.suppress(OSError), handlers_held():
+            pipe = SignalPipe()
+    if pipe is None:
+        yield
+        return
+    if pipe.before >= 0:  # the loop's own, or of somebody else whom we would keep from hearing
+        signal.set_wakeup_fd(pipe.before)
+    read, write = pipe.fileno(), pipe.write.fileno()
+    loop.add_reader(read, pipe.take)
+    try:
+        yield
+    finally:
+        loop.remove_reader(read)
+        current = signal.set_wakeup_fd(-1)
+        if current != write:  # somebody's who came later
+            signal.set_wakeup_fd(current)
+        pipe.close()

@@ -93,10 +93,12 @@ class Group(Protocol):
     Attributes:
         owner: Whose job it is to close the group. Ranks run on if it is dropped; so a group
             with running ranks keeps itself alive.
+        deadline: When its time is over, on the monotonic clock, should nobody join it.
         listeners: Called, from any thread, after something was noted and at the end.
     """
 
     owner: weakref.ref[object] | None
+    deadline: float | None
     listeners: set[Callable[[], None]]
 
     @property
@@ -127,7 +129,9 @@ class Group(Protocol):
         """Block until the condition holds or the (monotonic) deadline passes; say which.
 
         The condition is about what the group has noted. That it was closed counts as the
-        former. In the main thread, a signal with a handler that raises ends the wait.
+        former. In the main thread, a signal with a handler that raises ends the wait. They are
+        held back when this is called, as for all the rest; where it waits, it lets them through
+        (``rankspawn.handlers``).
         """
 
     def collect(self) -> None:

@@ -17,7 +17,8 @@ from functools import partial
 from typing import Any
 
 from rankspawn.descriptors import stdio_occupied
-from rankspawn.interrupts import sigint_blocked
+from rankspawn.handlers import handlers_held, handlers_let_through, let_handlers_through
+from rankspawn.interrupts import patiently, sigint_blocked
 from rankspawn.supervise.failures import OURS, Wording, first_of, make_error, make_timeout_error
 from rankspawn.supervise.outcome import End, failures_in
 
@@ -107,28 +108,35 @@ class Supervisor:
 
     def stop(self, grace: float, *, interrupted: bool = False) -> None:
         """End the group for good; see ``Group.stop`` for what ``interrupted`` means."""
-        with self._concluding:
+        with patiently(self._concluding):
             if not self.finished:
                 self.is_stopping = True
                 reaches = interrupted and self.policy.interrupts_reach_workers
-                self.group.stop(grace, interrupted=reaches)
-                self._finish()
+                try:
+                    self.group.stop(grace, interrupted=reaches)
+                finally:  # a second Ctrl-C has cut the grace period short: it is over, too
+                    self._finish()
 
     @contextmanager
     def stopped_on_error(self, grace: float) -> Iterator[None]:
-        """Whatever goes wrong in here (Ctrl-C, as a rule), the workers do not outlive it."""
-        try:
-            yield
-        except BaseException as error:
-            if hasattr(self, "group"):
-                interrupted = isinstance(error, KeyboardInterrupt)
-                try:
-                    self.stop(grace, interrupted=interrupted)
-                except KeyboardInterrupt:
-                    # The second one has cut the grace period short, and is not told besides.
-                    if not interrupted:
-                        raise
-            raise
+        """Whatever goes wrong in here (Ctrl-C, as a rule), the workers do not outlive it.
+
+        Signals are handled in its waits only, so that nothing is interrupted half-way.
+        """
+        with handlers_held():
+            try:
+                yield
+                let_handlers_through()  # what came after the last wait
+            except BaseException as error:
+                if hasattr(self, "group"):
+                    interrupted = isinstance(error, KeyboardInterrupt)
+                    try:
+                        self.stop(grace, interrupted=interrupted)
+                    except KeyboardInterrupt:
+                        # The second one has cut the grace period short, and is not told besides.
+                        if not interrupted:
+                            raise
+                raise
 
     def is_due(self, group: Group) -> bool:
         """The group has to be concluded: it ended, a rank failed, or the time is over."""
@@ -205,6 +213,7 @@ class Supervisor:
         with stdio_occupied():
             self.group: Group = self._start(self._restarts)
             self.group.owner = weakref.ref(self)
+            self.group.deadline = self.deadline
         self.is_stopping = False
         try:
             for spectator in self._spectators:
@@ -216,7 +225,7 @@ class Supervisor:
 
     def _conclude(self, group: Group, grace: float) -> None:
         """End the group after a failure, a timeout or success; start the next one if allowed."""
-        with self._concluding:
+        with patiently(self._concluding):
             if self.finished or group is not self.group:
                 return
             stacks = None if _is_decided(group) else group.stacks()
@@ -232,36 +241,45 @@ class Supervisor:
 
     def _restart(self) -> None:
         self.group.close()
-        for spectator in self._spectators:
-            spectator.finish()
+        with handlers_let_through():  # as in _finish()
+            for spectator in self._spectators:
+                spectator.finish()
         self._restarts += 1
+        ended = self.group
         try:
             self.begin()
         except BaseException as error:
-            self.error, self.finished = error, True
+            if self.group is ended:  # else it was started, and whoever waits for it stops it
+                self.error, self.finished = error, True
             raise
 
     def _may_restart(self, group: Group) -> bool:
         """A failure before any rank reached the function does not heal by trying again."""
+        if self.finished:  # a handler of a signal has stopped it meanwhile, for good
+            return False
         reached = any(outcome.reached_function for outcome in group.outcomes.values())
         return reached and self._restarts < self.policy.max_restarts
 
     def _finish(self, error: BaseException | None = None) -> None:
         """Keep the final answer; without an error given, what became of the ranks says it."""
+        if self.finished:  # by a handler of a signal, while this was going to
+            return
         group = self.group
         bad = [index for index, _ in failures_in(group.outcomes)] or [
             index for index, outcome in sorted(group.outcomes.items()) if outcome.end is End.STOPPED
         ]
-        if error is None and bad:
-            error = first_of(
-                [self._make_error(group, index) for index in bad],
-                tries=self._restarts + 1,
-            )
-        self.error = error
-        group.close()
         try:
-            for spectator in self._spectators:
-                spectator.finish()
+            if error is None and bad:
+                with handlers_let_through():  # unpickles, and so runs code of users' classes
+                    errors = [self._make_error(group, index) for index in bad]
+                error = first_of(errors, tries=self._restarts + 1)
+            self.error = error
+        finally:
+            group.close()
+        try:
+            with handlers_let_through():  # a terminal may take long
+                for spectator in self._spectators:
+                    spectator.finish()
         finally:  # also if that was interrupted
             self.finished = True
 

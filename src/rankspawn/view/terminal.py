@@ -7,16 +7,23 @@ the screen: the other ranks ignore it, and this process leaves it to that rank.
 from __future__ import annotations
 
 import os
+import signal
 import termios
-from contextlib import suppress
+import time
+from contextlib import contextmanager, suppress
 
-from rankspawn.interrupts import LentInterrupts
+from rankspawn.handlers import handler_of, is_main_thread, set_handler
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+    from types import FrameType
 
     from rankspawn.supervise.group import Group
+
+# Two interrupts within this time mean the whole group.
+_TWICE_SECONDS = 2.0
 
 
 class LentTerminal:
@@ -29,7 +36,7 @@ class LentTerminal:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._group: Group | None = None
-        self._interrupts = LentInterrupts(self._debugged_runs)
+        self._interrupts = _LentInterrupts(self._debugged_runs)
         self._modes: list[object] | None = None
 
     def begin(self, group: Group) -> None:
@@ -57,3 +64,34 @@ class LentTerminal:
             process.rank == self._rank and not group.has_ended(index)
             for index, process in enumerate(group.processes)
         )
+
+
+class _LentInterrupts:
+    """Leaves a single Ctrl-C to a rank that has the terminal, where all of the group get it.
+
+    Args:
+        is_taken: Whether that rank is still there to take it.
+    """
+
+    def __init__(self, is_taken: Callable[[], bool]) -> None:
+        self._is_taken = is_taken
+        self._last: float | None = None
+
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """In here a single Ctrl-C is not for us; a handler that is not Python's own stays."""
+        before = handler_of(signal.SIGINT)
+        if not is_main_thread() or before is not signal.default_int_handler:
+            yield
+            return
+        set_handler(signal.SIGINT, self._on_interrupt)
+        try:
+            yield
+        finally:
+            set_handler(signal.SIGINT, before)
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        last, self._last = self._last, time.monotonic()
+        is_second = last is not None and self._last - last < _TWICE_SECONDS
+        if is_second or not self._is_taken():
+            signal.default_int_handler(number, frame)

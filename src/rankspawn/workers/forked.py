@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from rankspawn import cpython
 from rankspawn.caller import warn_caller
 from rankspawn.descriptors import Owned, kept_in_fork
-from rankspawn.interrupts import sigint_handler
+from rankspawn.handlers import handler_of, handlers_held, handlers_to_inherit
 from rankspawn.workers import exceptions  # noqa: F401 - likewise
 from rankspawn.workers.child import (
     flush_c_output,
@@ -86,8 +86,9 @@ class ForkLauncher:
 
     def __init__(self, task: Task, _: StartSettings, failure_event: Owned, mark: str) -> None:
         self._task = task
-        self._null = Owned(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-        self._mark = Owned(make_mark_file(mark))
+        with handlers_held():  # or one could come between a descriptor and whoever closes it
+            self._null = Owned(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            self._mark = Owned(make_mark_file(mark))
         self._common = CommonToForks(
             null=self._null.fileno(),
             failure_event=failure_event.fileno(),
@@ -171,12 +172,15 @@ class CommonToForks:
             cpython.ChildMaker() if cpython.can_become_child() else None
         )
         self.stdin: TextIO | None = _open_input()
-        self.sigint_handler: Any = _choose_sigint_handler()
+        # The program's own, which others stand in for while signals are held back.
+        self.handlers: dict[int, Any] = handlers_to_inherit()
+        if callable(sigint_handler := _choose_sigint_handler()):
+            self.handlers[signal.SIGINT] = sigint_handler
 
 
 def _choose_sigint_handler() -> Any:
     """The parent's, unless that would cancel a task of an event loop which does not run here."""
-    handler = sigint_handler()
+    handler = handler_of(signal.SIGINT)
     asyncio: Any = sys.modules.get("asyncio")  # not imported for this: 50 ms
     if asyncio is None or not callable(handler):
         return handler
@@ -229,8 +233,8 @@ class ForkedWorker:
         """Work and leave."""
         # An event loop of the parent must not be woken by our signals.
         signal.set_wakeup_fd(-1)
-        if callable(self._common.sigint_handler):  # the parent holds it back
-            cpython.raw_signal.signal(signal.SIGINT, self._common.sigint_handler)
+        for number, handler in self._common.handlers.items():
+            cpython.raw_signal.signal(number, handler)
         cpython.forget_exit_functions(weakref.finalize)
         run_and_leave(lambda: self._way(self))
 

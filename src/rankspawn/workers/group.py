@@ -14,11 +14,12 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from rankspawn.descriptors import Owned, Waker, close_in_forks
-from rankspawn.interrupts import woken_by_signals
+from rankspawn.handlers import handlers_held, handlers_let_through, let_handlers_through
+from rankspawn.interrupts import patiently, wait_patiently, woken_by_signals
 from rankspawn.machine import OomCounts, describe_oom_kills, read_oom_counts
 from rankspawn.supervise.outcome import End, Outcome, failures_in
 from rankspawn.workers.marker import Guardian, kill_marked, new_mark
@@ -58,8 +59,12 @@ class WorkerGroup:
         began_ns: int,
         oom_before: OomCounts,
         resources: Sequence[Closable],
+        grace: float,
     ) -> None:
         self.mark = mark
+        # For a group that nobody joins.
+        self.grace = grace
+        self.deadline: float | None = None
         # Whose job it is to close the group; it may be dropped while workers run.
         self.owner: weakref.ref[object] | None = None
         self._oom_before = oom_before
@@ -69,9 +74,7 @@ class WorkerGroup:
             worker.process for worker in workers if isinstance(worker, FunctionWorker)
         ]
         # Sentinel to index; shrinks as workers end.
-        self.sentinels: dict[int, int] = {
-            worker.popen.sentinel: index for index, worker in enumerate(workers)
-        }
+        self.sentinels = {worker.popen.sentinel: index for index, worker in enumerate(workers)}
         # Index to outcome; grows as they end, or report a failure.
         self.outcomes: dict[int, Outcome] = {}
         self.has_failed: bool = False  # one of them is a failure
@@ -88,6 +91,8 @@ class WorkerGroup:
         # thread noted.
         self.listeners: set[Callable[[], None]] = set()
         self._selecting_thread: int | None = None
+        # In how many calls it selects: more than one if a handler of a signal waits in a wait.
+        self._selects = 0
         self._stopping = threading.RLock()
         self._selector = selectors.DefaultSelector()
         close_in_forks(self._selector)
@@ -121,19 +126,23 @@ class WorkerGroup:
         The end of the group's supervision counts as the former: then nothing more happens.
         """
         looked = False  # also with no time left, what has happened counts
-        while True:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            with self._changed:
-                if self.closed or condition():
-                    return True
-                if looked and left == 0:
-                    return False
-                looked = True
-                left = _LONGEST_WAIT if left is None else min(left, _LONGEST_WAIT)
-                if not self._may_select():
-                    self._changed.wait(left)
-                    continue
-            self._select(left)
+        with handlers_held():
+            while True:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                with self._changed:
+                    if self.closed or condition():
+                        return True
+                    if looked and left == 0:
+                        return False
+                    looked = True
+                    left = _LONGEST_WAIT if left is None else min(left, _LONGEST_WAIT)
+                    selects = self._may_select()
+                    if not selects:
+                        wait_patiently(self._changed, left)
+                if selects:
+                    self._select(left)
+                else:
+                    let_handlers_through()
 
     def collect(self, *, was_waiting: bool = False) -> None:
         """Take note of what happened, without waiting.
@@ -142,12 +151,13 @@ class WorkerGroup:
             was_waiting: The caller blocked on :meth:`fileno` until now, so that whatever ended
                 did so just now.
         """
-        with self._changed:
-            free = not self.closed and self._may_select()
-        if free:
-            if was_waiting:
-                self._looked_ns = time.monotonic_ns()
-            self._select(0)
+        with handlers_held():
+            with self._changed:
+                free = not self.closed and self._may_select()
+            if free:
+                if was_waiting:
+                    self._looked_ns = time.monotonic_ns()
+                self._select(0)
 
     def stop(
         self, grace: float, *, interrupted: bool = False, only_marked: str | None = None
@@ -162,7 +172,7 @@ class WorkerGroup:
             interrupted: This process got SIGINT.
             only_marked: Of what the workers started, only those with this mark are killed.
         """
-        with self._stopping:
+        with patiently(self._stopping):
             self.collect()
             if self.closed or (self.all_ended and not self.has_failed):
                 return
@@ -182,20 +192,22 @@ class WorkerGroup:
 
     def close(self) -> None:
         """Let go of what running workers needed; what they left stays readable."""
-        with self._changed:
-            if self.closed:
-                return
-            self.closed = True
-            self._last_lines = {
-                index: self.workers[index].describe_output() for index, _ in self.failures
-            }
-            if self._selecting_thread in (None, threading.get_ident()):
-                self._close_descriptors()
-            else:  # who selects is woken up, and closes them
-                self._failure_event.wake()
-            self._changed.notify_all()
-        self._tell_listeners()
-        _running.discard(self)
+        with handlers_held(firmly=True):
+            with self._changed:
+                if self.closed:
+                    return
+                self.closed = True
+                self._last_lines = {
+                    index: self.workers[index].describe_output() for index, _ in self.failures
+                }
+                if self._may_select() and not self._selects:
+                    self._close_descriptors()
+                else:  # another thread, or what a handler of a signal interrupted, will close them
+                    self._failure_event.wake()
+                self._changed.notify_all()
+            for tell in list(self.listeners):
+                tell()
+            _running.discard(self)
 
     def _close_descriptors(self) -> None:
         self._selector.close()
@@ -205,15 +217,11 @@ class WorkerGroup:
         while self._resources:
             self._resources.pop().close()
 
-    def _tell_listeners(self) -> None:
-        for tell in list(self.listeners):
-            tell()
-
     def _may_select(self) -> bool:
         """Claim the selector for this thread, unless another one has it.
 
-        The claim is a thread's name rather than a lock: if an interrupt hits between claim and
-        use, the same thread can still claim it again.
+        The claim is a thread's name rather than a lock: a handler of a signal, which may wait in
+        the middle of a wait, can claim it again.
         """
         me = threading.get_ident()
         if self._selecting_thread not in (None, me):
@@ -222,31 +230,38 @@ class WorkerGroup:
         return True
 
     def _select(self, timeout: float | None) -> None:
+        """Take note of what happened, after a wait for it in which signals are handled."""
         ready: list[int] = []
         waited = False
-        try:
-            ready = [key.fd for key, _ in self._selector.select(0)]
-            if timeout != 0 and not ready:
-                waited = True
-                with woken_by_signals(self._selector):
-                    ready = [key.fd for key, _ in self._selector.select(timeout)]
-        finally:
-            with self._changed:
+        with handlers_held():
+            self._selects += 1
+            try:
+                ready = [key.fd for key, _ in self._selector.select(0)]
+                if timeout != 0 and not ready:
+                    waited = True
+                    with woken_by_signals(self._selector), handlers_let_through():
+                        ready = [key.fd for key, _ in self._selector.select(timeout)]
+            finally:
+                self._end_select(ready, waited=waited)
+
+    def _end_select(self, ready: list[int], *, waited: bool) -> None:
+        with self._changed:
+            self._selects -= 1
+            if not self._selects:
                 self._selecting_thread = None
-                if self.closed:
-                    self._close_descriptors()
-                else:
-                    self._note(ready, self._time_of_events(waited=waited))
-                self._changed.notify_all()
-            if ready:
-                self._tell_listeners()
+            if not self.closed:
+                self._note(ready, self._time_of_events(waited=waited))
+            elif not self._selects:
+                self._close_descriptors()
+            self._changed.notify_all()
+        for tell in list(self.listeners) if ready else ():
+            tell()
 
     def _time_of_events(self, *, waited: bool) -> int:
         """When the deaths happened that were just noticed, as far as that can be known.
 
-        If we had to wait for them, it is now. If they were there already, nobody looked for a
-        while, and they count as early as possible: a death without a report is more often the
-        cause of another rank's exception than its consequence.
+        Now, if we waited for them. Else nobody looked for a while, and they count as early as
+        possible: a death without a report is more often a cause than a consequence.
         """
         now = time.monotonic_ns()
         since, self._looked_ns = self._looked_ns, now
@@ -274,23 +289,13 @@ class WorkerGroup:
 
         return collect_stacks(self)
 
-    @contextmanager
-    def open_outcome_files(self) -> Iterator[dict[int, int]]:
-        """Index to descriptor of the files in which running workers report.
-
-        Copies, because the end of a worker closes its file.
-        """
-        copies: dict[int, int] = {}
-        try:
-            with self._changed:
-                for index in self.sentinels.values():
-                    copy = self.workers[index].copy_outcome_file()
-                    if copy is not None:
-                        copies[index] = copy
-            yield copies
-        finally:
-            for fd in copies.values():
-                os.close(fd)
+    def copy_outcome_files(self, copies: dict[int, int]) -> None:
+        """Add, by index, copies of the files of running workers, whose end closes them."""
+        with self._changed:
+            for index in self.sentinels.values():
+                copy = self.workers[index].copy_outcome_file()
+                if copy is not None:
+                    copies[index] = copy
 
     def has_ended(self, index: int) -> bool:
         """The rank is gone, and its outcome and report are final."""
@@ -366,7 +371,7 @@ def assemble(
         # Before the first worker, so that there is no moment without it.
         closables.append(Guardian(mark, grace))
         start(mark, event, workers)
-        group = WorkerGroup(workers, mark, event, began_ns, oom_before, closables)
+        group = WorkerGroup(workers, mark, event, began_ns, oom_before, closables, grace)
         _running.add(group)
     except BaseException:
         kill_started(workers)
@@ -378,16 +383,12 @@ def assemble(
     return group
 
 
-def report_unseen_failures() -> None:
-    """At exit, after multiprocessing waited for the workers: a failure must not go unheard."""
-    for group in list(_running):
-        group.collect()
-        for index, outcome in group.failures:
-            if group.workers[index].is_daemonic and outcome.exit_code == -signal.SIGTERM:
-                continue  # no failure: multiprocessing has ended it
-            text = group.report_of(index).text.rstrip() or f"exit code {outcome.exit_code}"
-            logger.error("rank %d failed, and nobody joined the group: %s", outcome.rank, text)
-        group.close()
+def settle_at_exit() -> None:
+    """End what nobody joined, before multiprocessing waits for it however long."""
+    if _running:
+        from rankspawn.workers import settling  # most programs join
+
+        settling.settle(list(_running))
 
 
 def close_forgotten() -> None:

@@ -21,6 +21,7 @@ from types import MethodDescriptorType, MethodType, ModuleType, WrapperDescripto
 from typing import Any
 
 from rankspawn.descriptors import Owned, anonymous_file
+from rankspawn.handlers import handlers_held, is_from_handler
 from rankspawn.workers.culprit import find_culprit
 from rankspawn.workers.inherited import ReceivedFd, SameFd
 from rankspawn.workers.parcel import open_parcel, write_parcel
@@ -34,8 +35,6 @@ _SHARED_ADVICE = (
     'Create it with multiprocessing.get_context("spawn"), whose objects can be shared under '
     "every start method."
 )
-
-
 _MAIN = re.compile(rb"__(mp_)?main__")
 _PICKLE_KNOWS = (MethodType, MethodDescriptorType, WrapperDescriptorType, partial)
 
@@ -90,7 +89,8 @@ def write_payload(
     # Workers call the main module so, and results refer to it. multiprocessing sets this once,
     # when it is imported, which may be before a runner (coverage, IPython) put it in place.
     sys.modules["__mp_main__"] = sys.modules["__main__"]
-    file = Owned(anonymous_file("rankspawn-payload"))
+    with handlers_held():
+        file = Owned(anonymous_file("rankspawn-payload"))
     rules = SendingRules(inheritance)
     names = {"func": func, "args": tuple(args), "kwargs": dict(kwargs)}
     task, end = _write_part(file, 0, tuple(names.values()), rules, names)
@@ -126,7 +126,8 @@ class Inheritance:
         """Record a descriptor; what it returns goes into the pickle."""
         if fd in self._taken:
             # Each user of a descriptor closes it, so a second user needs one of its own.
-            copy = Owned(os.dup(fd))
+            with handlers_held():  # or one could come before somebody closes it
+                copy = Owned(os.dup(fd))
             self._duplicates.append(copy)
             fd = copy.fileno()
         self._taken.add(fd)
@@ -219,12 +220,15 @@ class SendingRules(Rules):
             while self._registered:
                 cloudpickle.unregister_pickle_by_value(self._registered.pop())
 
+    def is_interruption(self, error: BaseException) -> bool:
+        """Whether a handler of a signal raised it, in the middle of pickling."""
+        return is_from_handler(error)
+
     def choose_way(self, obj: Any) -> str | None:
         """By value for what a worker could not import; None for what it can."""
-        name = str(getattr(obj, "__module__", None))
-        qualname = getattr(obj, "__qualname__", "")  # a cache around a partial has none
-        if name == "builtins":
+        if (name := str(getattr(obj, "__module__", None))) == "builtins":
             return None
+        qualname = getattr(obj, "__qualname__", "")  # a cache around a partial has none
         module = sys.modules.get(name)
         if module is None or not holds(module, qualname, obj):
             return BY_VALUE
@@ -248,10 +252,9 @@ class SendingRules(Rules):
         return BY_REFERENCE
 
     def _worker_can_import(self, name: str) -> bool:
-        known = self._importable.get(name)
-        if known is None:
-            known = self._importable[name] = _is_importable(name)
-        return known
+        if name not in self._importable:
+            self._importable[name] = _is_importable(name)
+        return self._importable[name]
 
     def _is_registered(self, name: str) -> bool:
         """The user wants this module, or a package around it, to go by value."""
@@ -283,8 +286,7 @@ def _is_importable(name: str) -> bool:
     False for modules that were made in memory or loaded from a path (configuration files,
     pytest's importlib mode).
     """
-    top, _, _ = name.partition(".")
-    if top in sys.stdlib_module_names:
+    if name.partition(".")[0] in sys.stdlib_module_names:
         return True
     module = sys.modules[name]
     parent = sys.modules.get(name.rpartition(".")[0])
@@ -320,7 +322,11 @@ def _write_part(
         rules.main_is_needed |= bool(_MAIN.search(open_parcel(file.fileno(), table)[0]))
         return Part(table, rules.inheritance.finish_part()), end
     except Exception as error:
-        raise _explain(error, names, rules) from error
+        if is_from_handler(error):
+            raise
+        with handlers_held():  # the search takes every exception for one of what it pickles
+            explained = _explain(error, names, rules)
+        raise explained from error
     finally:
         context.set_spawning_popen(before)
 

@@ -57,6 +57,10 @@ class Rules:
     def end(self) -> None:
         """Called after the last attempt, however it ended."""
 
+    def is_interruption(self, error: BaseException) -> bool:  # noqa: ARG002 - a worker's own
+        """Whether this has nothing to do with what is pickled."""
+        return False
+
 
 def refuse_descriptors() -> dict[type, Callable[[Any], Any]]:
     """Reducers for a worker that refuse what is only a number in another process.
@@ -83,7 +87,9 @@ def dump(obj: Any, stream: BinaryIO, rules: Rules) -> list[memoryview]:
         rules.begin()
         try:
             return _attempt(_plain_pickler, obj, stream, rules)
-        except (ByValueNeeded, *CANNOT_PICKLE):
+        except (ByValueNeeded, *CANNOT_PICKLE) as error:
+            if rules.is_interruption(error):
+                raise
             stream.seek(start)
             stream.truncate()
         rules.begin()

@@ -116,7 +116,9 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
     """Rank to the stacks of all its threads, for the ranks that run."""
     asked: dict[int, Asked] = {}
     stacks: dict[int, str] = {}
-    with group.open_outcome_files() as files:
+    files: dict[int, int] = {}
+    try:
+        group.copy_outcome_files(files)
         for index, fd in sorted(files.items()):
             worker = group.workers[index]
             stacks[worker.rank] = NO_ANSWER
@@ -130,6 +132,9 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
                 worker.popen.send_signal(STACKS_SIGNAL)
         _wait_until_written(list(asked.values()))
         stacks |= {number: rank.text() for number, rank in asked.items()}
+    finally:
+        for fd in files.values():
+            os.close(fd)
     return stacks
 
 

@@ -24,10 +24,11 @@ from typing import Any, Protocol
 
 from rankspawn.cpython import safe_path_for_tracker
 from rankspawn.descriptors import Owned
+from rankspawn.handlers import is_from_handler
 from rankspawn.interrupts import sigint_let_through
 from rankspawn.supervise.context import RankProcess
 from rankspawn.workers.child import Boot, current_folder
-from rankspawn.workers.group import WorkerGroup, assemble, report_unseen_failures
+from rankspawn.workers.group import WorkerGroup, assemble, settle_at_exit
 from rankspawn.workers.logs import Output, open_output
 from rankspawn.workers.marker import VARIABLE, variable_value
 from rankspawn.workers.outcome_file import make_outcome_file
@@ -48,8 +49,8 @@ if TYPE_CHECKING:
 
 # Held while multiprocessing's tracker is started, by one thread at a time.
 _tracking = threading.Lock()
-# The process that reports unseen failures at its exit; a forked one forgets what it was to do.
-_reporting_pid: int | None = None
+# The process that settles its groups at its exit; a forked one forgets what it was to do.
+_settling_pid: int | None = None
 
 
 def _renew_lock() -> None:
@@ -258,7 +259,7 @@ def start_group(
         )
 
     # Before the start: a worker may fail, and this process leave, before anybody joins.
-    _report_unseen_failures_at_exit()
+    _settle_at_exit()
     return assemble(start, grace=grace, resources=resources)
 
 
@@ -316,7 +317,8 @@ def start_workers(
                     popen.wait()
                     raise
     except OSError as error:
-        error.add_note(explain_start_failure(error, environ, len(started), len(environments)))
+        if not is_from_handler(error):  # whose TimeoutError is one, too
+            error.add_note(explain_start_failure(error, environ, len(started), len(environments)))
         raise
     finally:
         for spec in waiting:
@@ -368,12 +370,13 @@ def _flags(settings: StartSettings, rank: int) -> int:
     return looked_at | (DEAF_TO_INTERRUPTS if is_bystander else 0)
 
 
-def _report_unseen_failures_at_exit() -> None:
-    global _reporting_pid  # noqa: PLW0603 - once per process
-    if _reporting_pid != os.getpid():
-        _reporting_pid = os.getpid()
-        # Priorities below 0 come after the wait for the workers.
-        util.Finalize(None, report_unseen_failures, exitpriority=-10)
+def _settle_at_exit() -> None:
+    global _settling_pid  # noqa: PLW0603 - once per process
+    if _settling_pid != os.getpid():
+        _settling_pid = os.getpid()
+        # Before all of multiprocessing's own: workers may still use its queues and managers, and
+        # it waits for them without a limit. Not by atexit, which its own children do without.
+        util.Finalize(None, settle_at_exit, exitpriority=100)
 
 
 def _tracker_fd() -> int:

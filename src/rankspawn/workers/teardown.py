@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterable, Sequence
 
+from rankspawn.handlers import handlers_held
 from rankspawn.workers.marker import GONE_SECONDS, kill_marked
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -88,11 +89,13 @@ def _terminate(workers: Iterable[Worker]) -> None:
 
 def kill_now(group: WorkerGroup, mark: str) -> None:
     """The last step alone: SIGKILL to the workers that run and to all with the mark; reap."""
-    kill_workers(group)
-    kill_marked(mark)
-    if not group.wait(lambda: group.all_ended, time.monotonic() + GONE_SECONDS):
-        left = [f"{worker.name} (pid {worker.popen.pid})" for worker in _running(group)]
-        logger.error("%s cannot be reaped %.0f s after SIGKILL", ", ".join(left), GONE_SECONDS)
+    # The end of a group is not interrupted: each worker's, for one, may bring a SIGCHLD.
+    with handlers_held(firmly=True):
+        kill_workers(group)
+        kill_marked(mark)
+        if not group.wait(lambda: group.all_ended, time.monotonic() + GONE_SECONDS):
+            left = [f"{worker.name} (pid {worker.popen.pid})" for worker in _running(group)]
+            logger.error("%s cannot be reaped %.0f s after SIGKILL", ", ".join(left), GONE_SECONDS)
 
 
 def kill_workers(group: WorkerGroup) -> None:

@@ -1,0 +1,104 @@
+"""The groups that nobody has joined when the program ends: each is brought to its end, and told.
+
+As ``join`` would have done it: a group that failed, or whose time is over, is torn down, and all
+others are waited for. Daemonic ones are stopped, as multiprocessing stops daemons. Nothing is
+restarted.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import time
+from collections.abc import Sequence
+
+from rankspawn.descriptors import Waker
+from rankspawn.handlers import handlers_held, handlers_let_through
+from rankspawn.interrupts import woken_by_signals
+from rankspawn.supervise.failures import describe_stacks
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.workers.group import WorkerGroup
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+def settle(groups: Sequence[WorkerGroup]) -> None:
+    """Wait for the groups, end those that have to be, and close all.
+
+    Ctrl-C stops them, and a second one kills them.
+    """
+    with handlers_held():
+        try:
+            _wait_for(groups)
+        except BaseException as error:
+            _stop(groups, interrupted=isinstance(error, KeyboardInterrupt))
+            raise
+
+
+def _wait_for(groups: Sequence[WorkerGroup]) -> None:
+    left = list(groups)
+    while left:
+        for group in [group for group in left if _is_due(group)]:
+            _end(group, group.grace)
+        left = [group for group in left if not group.closed]
+        if left and not any(_is_due(group) for group in left):
+            _wait_for_news(left)
+
+
+def _is_due(group: WorkerGroup) -> bool:
+    group.collect()
+    is_over = group.all_ended or group.has_failed or _is_overdue(group)
+    return is_over or any(worker.is_daemonic for worker in group.workers)
+
+
+def _is_overdue(group: WorkerGroup) -> bool:
+    return group.deadline is not None and time.monotonic() >= group.deadline
+
+
+def _wait_for_news(groups: Sequence[WorkerGroup]) -> None:
+    """Block until something happens in one of the groups, or its time is over."""
+    news = Waker()  # threads that still run may take note of it first
+    deadlines = [group.deadline for group in groups if group.deadline is not None]
+    left = max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+    with selectors.DefaultSelector() as selector:
+        try:
+            selector.register(news, selectors.EVENT_READ)
+            for group in groups:
+                group.listeners.add(news.wake)
+                if not group.closed:
+                    selector.register(group.fileno(), selectors.EVENT_READ)
+            with woken_by_signals(selector), handlers_let_through():
+                selector.select(left)
+        finally:
+            for group in groups:
+                group.listeners.discard(news.wake)
+            news.close()
+
+
+def _stop(groups: Sequence[WorkerGroup], *, interrupted: bool) -> None:
+    hurried = False
+    for group in groups:
+        try:
+            _end(group, 0.0 if hurried else group.grace, interrupted=interrupted)
+        except BaseException:  # asked again; the first exception is raised in the end
+            hurried = True
+            group.close()
+
+
+def _end(group: WorkerGroup, grace: float, *, interrupted: bool = False) -> None:
+    """Stop what runs, say what went wrong, and close the group."""
+    if group.closed:
+        return
+    told = []
+    if not group.all_ended and not group.has_failed and _is_overdue(group):
+        stacks = describe_stacks(group.stacks())
+        told.append(f"the time is over, and nobody joined the group; it was stopped.\n{stacks}")
+    group.stop(grace, interrupted=interrupted)
+    for index, outcome in group.failures:
+        text = group.report_of(index).text.rstrip() or f"exit code {outcome.exit_code}"
+        told.append(f"rank {outcome.rank} failed, and nobody joined the group: {text}")
+    group.close()
+    for text in told:
+        logger.error("%s", text)
