@@ -25,7 +25,7 @@ def fail_beside_another():
     wait()
 
 def leave(func, **options):
-    options = {"backend": "gloo", "start_method": sys.argv[2], "grace_period": 0.1, **options}
+    options = {"backend": "gloo", "start_method": sys.argv[2], **options}
     context = rankspawn.spawn(func, nprocs=2, join=False, **options)
     if func is ignore_sigterm:
         os.read(read, 1), os.read(read, 1)  # forked workers have the other end
@@ -37,7 +37,7 @@ if __name__ == "__main__":
         leave(fail_beside_another)
     if sys.argv[1] == "timeout":
         leave(wait, timeout=0.5)
-    leave(ignore_sigterm, args=(write,), daemon=True)
+    leave(ignore_sigterm, args=(write,), daemon=True, grace_period=0.1)
 """
 
 
@@ -58,10 +58,10 @@ def test_its_time_is_over(tmp_path: Path) -> None:
     told = leave(tmp_path, "timeout", "fork")
 
     assert told.startswith("the time is over, and nobody joined the group; it was stopped.\n")
-    assert "in wait\n" in told
 
 
 def test_daemons_that_ignore_sigterm_are_killed(tmp_path: Path) -> None:
     told = leave(tmp_path, "daemons", "fork")
 
-    assert told.count("did not end in time; now SIGKILL") == 2
+    assert "did not end in time; now SIGKILL" in told
+    assert "failed" not in told

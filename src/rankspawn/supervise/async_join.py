@@ -194,7 +194,7 @@ _interrupted_at = float("-inf")
 @contextmanager
 def _interrupts_watched() -> Iterator[_Watch]:
     """In here, note an interrupt that a handler turns into something else."""
-    global _handler, _interrupted_at  # noqa: PLW0603 - a process has one handler
+    global _handler, _interrupted_at  # a process has one handler
     watch = _Watch()
     if not is_main_thread():
         yield watch  # handlers never run here
