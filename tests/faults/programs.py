@@ -333,7 +333,7 @@ def sigchld_ignored_and_workers_gone_at_once(start_method: StartMethod) -> Any:
     pidfd_open = os.pidfd_open
 
     def open_late(pid: int, flags: int = 0) -> int:
-        while os.path.exists(f"/proc/{pid}"):
+        while pid != os.getpid() and os.path.exists(f"/proc/{pid}"):
             os.sched_yield()
         return pidfd_open(pid, flags)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ import pytest
 
 from tests.faults.programs import process_limit_folder
 from tests.jobs import DEADLOCK
+from tests.rights import can_mount
 
 pytestmark = pytest.mark.slow
 
@@ -140,16 +140,6 @@ def test_a_folder_that_was_deleted(run: Program, tmp_path: Path) -> None:
     folder.mkdir()
 
     assert run("deleted_folder", folder) == WELL
-
-
-def can_mount() -> bool:
-    tool = shutil.which("unshare")
-    return (
-        tool is not None
-        and not subprocess.run(
-            [tool, "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False
-        ).returncode
-    )
 
 
 @pytest.mark.skipif(not can_mount(), reason="needs the right to mount something for itself")

@@ -22,7 +22,8 @@ from rankspawn.handlers import handlers_held, handlers_let_through, let_handlers
 from rankspawn.interrupts import patiently, wait_patiently, woken_by_signals
 from rankspawn.machine import OomCounts, describe_oom_kills, read_oom_counts
 from rankspawn.supervise.outcome import End, Outcome, failures_in
-from rankspawn.workers.marker import Guardian, kill_marked, new_mark
+from rankspawn.workers.guardian import Guardian
+from rankspawn.workers.marker import kill_marked, new_mark
 from rankspawn.workers.teardown import kill_started, kill_workers, stop_workers
 from rankspawn.workers.worker import FunctionWorker, Worker
 
@@ -342,6 +343,19 @@ class WorkerGroup:
         self.has_failed = self.has_failed or outcome.is_failure
 
 
+class _Started(list[Worker]):
+    """The workers that run so far; the guardian hears of each at once."""
+
+    def __init__(self, guardian: Guardian) -> None:
+        super().__init__()
+        self._guardian = guardian
+
+    def append(self, worker: Worker) -> None:
+        super().append(worker)
+        if not worker.popen.status_lost:  # then its number may be a stranger's
+            self._guardian.watch(worker.popen.pid)
+
+
 def assemble(
     start: Callable[[str, Owned, list[Worker]], None],
     *,
@@ -369,7 +383,9 @@ def assemble(
         event = Waker()
         closables.append(event)
         # Before the first worker, so that there is no moment without it.
-        closables.append(Guardian(mark, grace))
+        guardian = Guardian(mark, grace)
+        closables.append(guardian)
+        workers = _Started(guardian)
         start(mark, event, workers)
         group = WorkerGroup(workers, mark, event, began_ns, oom_before, closables, grace)
         _running.add(group)

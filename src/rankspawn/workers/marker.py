@@ -1,4 +1,4 @@
-"""The mark that every process of a job carries, finding who carries it, and the guardian.
+"""The mark that every process of a job carries, and finding who carries it.
 
 Teardown must reach whatever a worker started, also after a double fork or in a session of its
 own, and must not touch anybody else. So each worker carries the job's id in two places:
@@ -9,29 +9,22 @@ own, and must not touch anybody else. So each worker carries the job's id in two
 
 The ids of nested jobs are added to those of the outer ones, so stopping an outer job finds the
 inner one's processes as well.
+
+The guardian and the fence import this as well, each a process of its own: it loads little.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import math
 import os
 import select
-import signal
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
-from rankspawn.descriptors import Owned, anonymous_file
+from rankspawn.cpython import raw_signal
 from rankspawn.workers.inherited import MARK_SIZE
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    import subprocess
-
-# The name is in docs/reference.md, for whoever wants to hear of it.
-logger: logging.Logger = logging.getLogger("rankspawn.workers.guardian")
+    from collections.abc import Iterable, Iterator
 
 VARIABLE = "RANKSPAWN_JOB"
 _PREFIX = "rankspawn-job-"
@@ -41,57 +34,28 @@ GONE_SECONDS = 5.0
 # How often we look again if we found none, but somebody ended meanwhile: it may have been one of
 # ours that had just started another. On a busy machine somebody always ends.
 _LOOKS_IN_VAIN = 4
+# The system's waits cannot take more than 24 days.
+_LONGEST_WAIT = 1e6
 # About what it takes to become another program.
 _EXECUTION_SECONDS = 0.001
 # Places in /proc/<pid>/stat, counted from the state on, and a flag in it.
 _STATE, _FLAGS, _START, _ENVIRONMENT = 0, 6, 19, slice(47, 49)
 _IS_KERNEL_THREAD = 0x200000
+# Later than any process was started.
+_NEVER = 1 << 63
 # How /proc tells when a process was started.
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-_SHELL = "/bin/sh"
-_LONGEST_GRACE = 1e6
-# $1: what is searched for in /proc/*/environ, $2: in /proc/*/maps, $3: hundredths of a second.
-# The time is the system's, because looking at all processes takes long where there are many.
-_SCRIPT = r"""
-trap "" HUP INT TERM QUIT
-read -r _
-marked() {
-    # In this order: what becomes another program meanwhile is found in one of them.
-    { grep -lsF -e "$2" /proc/[0-9]*/maps; grep -lsF -e "$1" /proc/[0-9]*/environ; } |
-        while IFS=/ read -r _ _ pid _; do echo "$pid"; done
-}
-now() {
-    IFS=". " read -r seconds hundredths _ < /proc/uptime
-    echo $((seconds * 100 + 1$hundredths - 100))  # 09 alone would be read as octal
-}
-end=$(($(now) + $3))
-kill -TERM $(marked "$1" "$2") 2>/dev/null
-kill -CONT $(marked "$1" "$2") 2>/dev/null
-while [ "$(now)" -lt "$end" ] && [ -n "$(marked "$1" "$2")" ]; do
-    sleep 0.1
-done
-# A process that was being started at that moment may carry the mark a little later.
-tries=50
-calm=0
-while [ "$tries" -gt 0 ] && [ "$calm" -lt 3 ]; do
-    pids=$(marked "$1" "$2")
-    if [ -z "$pids" ]; then
-        calm=$((calm + 1))
-        sleep 0.1
-    else
-        calm=0
-        kill -STOP $pids 2>/dev/null
-        kill -KILL $(marked "$1" "$2") $pids 2>/dev/null
-    fi
-    tries=$((tries - 1))
-done
-"""
 
 
 def new_mark() -> str:
     """An id that no other job has; it begins with the time, see :func:`find_marked`."""
-    return f"{time.clock_gettime_ns(_CLOCK) // _TICK_NS:012x}{os.urandom(16).hex()}"
+    return f"{ticks_since_boot():012x}{os.urandom(16).hex()}"
+
+
+def ticks_since_boot() -> int:
+    """The time as /proc tells when a process was started."""
+    return time.clock_gettime_ns(_CLOCK) // _TICK_NS
 
 
 def _time_of(mark: str) -> int:
@@ -107,12 +71,13 @@ def variable_value(mark: str) -> str:
 
 def make_mark_file(mark: str) -> int:
     """The file that workers map; nobody else may, or it would be taken for one of them."""
+    from rankspawn.descriptors import anonymous_file  # not in the guardian
+
     fd = anonymous_file(_PREFIX + mark)
     os.ftruncate(fd, MARK_SIZE)
     return fd
 
 
-@dataclass
 class Uncertainty:
     """Why one look at all processes may have missed some that carry a mark.
 
@@ -123,8 +88,9 @@ class Uncertainty:
             mappings nor its new environment.
     """
 
-    ended: set[int] = field(default_factory=set)
-    executing: bool = False
+    def __init__(self) -> None:
+        self.ended: set[int] = set()
+        self.executing: bool = False
 
 
 def find_marked(mark: str, unsure: Uncertainty | None = None) -> Iterator[int]:
@@ -136,7 +102,7 @@ def find_marked(mark: str, unsure: Uncertainty | None = None) -> Iterator[int]:
     made = _time_of(mark)
     unsure = unsure or Uncertainty()
     for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid() or _when_started(name) < made:
+        if not name.isdigit() or int(name) == os.getpid() or when_started(int(name)) < made:
             continue
         if is_marked(int(name), mark, unsure):
             yield int(name)
@@ -150,9 +116,11 @@ def is_marked(pid: int, mark: str, unsure: Uncertainty) -> bool:
     """
     wanted = mark.encode()
     environ = b""
-    with contextlib.suppress(OSError):
+    try:
         if wanted in _read(f"/proc/{pid}/maps"):
             return True
+    except OSError:
+        pass
     try:
         environ = _read(f"/proc/{pid}/environ")
     except PermissionError:  # somebody else's
@@ -175,10 +143,10 @@ def _say_why_empty(pid: int, unsure: Uncertainty) -> None:
         unsure.executing |= end == b"0" or start != end
 
 
-def _when_started(pid: str) -> float:
+def when_started(pid: int) -> int:
     """In ticks since boot; unknown, and so as late as can be, of one that is gone."""
-    fields = _read_stat(pid)
-    return int(fields[_START]) if fields else math.inf
+    fields = _read_stat(str(pid))
+    return int(fields[_START]) if fields else _NEVER
 
 
 def _read_stat(pid: str) -> list[bytes]:
@@ -204,10 +172,10 @@ def kill_marked(mark: str) -> list[int]:
             fresh = [pid for pid in find_marked(mark, unsure) if pid not in found]
             known = len(found)
             for pid in fresh:
-                pidfd = _open_marked(pid, mark, unsure)
+                pidfd = open_marked(pid, mark, unsure)
                 if pidfd >= 0:
                     found[pid] = pidfd
-                    _send(pidfd, signal.SIGSTOP)
+                    send(pidfd, raw_signal.SIGSTOP)
             if len(found) > known:
                 in_vain = 0
             elif (fresh or unsure.executing) and time.monotonic() < deadline:
@@ -215,98 +183,46 @@ def kill_marked(mark: str) -> list[int]:
             else:
                 in_vain += 1 if len(unsure.ended) > ended_before else _LOOKS_IN_VAIN
         for pidfd in found.values():
-            _send(pidfd, signal.SIGKILL)
-        _wait_for_ends(found.values())
+            send(pidfd, raw_signal.SIGKILL)
+        # Bounded, because the kernel may hold one in a system call.
+        wait_for_ends(found.values(), time.monotonic() + GONE_SECONDS)
     finally:
         for pidfd in found.values():
             os.close(pidfd)
     return list(found)
 
 
-def _open_marked(pid: int, mark: str, unsure: Uncertainty) -> int:
+def open_marked(pid: int, mark: str, unsure: Uncertainty | None = None) -> int:
     """A pidfd; -1 if it ended, and its number may be a stranger's, or becomes another program."""
     try:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return -1
-    if is_marked(pid, mark, unsure):
+    if is_marked(pid, mark, unsure or Uncertainty()):
         return pidfd
     os.close(pidfd)
     return -1
 
 
-def _wait_for_ends(pidfds: Iterable[int]) -> None:
-    """Until all are gone; bounded, because the kernel may hold one in a system call."""
-    deadline = time.monotonic() + GONE_SECONDS
+def wait_for_ends(pidfds: Iterable[int], deadline: float) -> bool:
+    """Wait until all are gone; False if one is not when the (monotonic) time has come."""
+    gone = True
     for pidfd in pidfds:
         poller = select.poll()
         poller.register(pidfd, select.POLLIN)
-        poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        left = min(max(0.0, deadline - time.monotonic()), _LONGEST_WAIT)
+        gone = bool(poller.poll(left * 1000)) and gone
+    return gone
 
 
-def _send(pidfd: int, number: int) -> None:
-    with contextlib.suppress(OSError):
-        signal.pidfd_send_signal(pidfd, number)
+def send(pidfd: int, number: int) -> None:
+    """Send a signal; nothing happens if the process ended, or is not ours to signal."""
+    try:  # noqa: SIM105 - contextlib takes the guardian 3 ms
+        raw_signal.pidfd_send_signal(pidfd, number)
+    except OSError:
+        pass
 
 
 def _read(path: str) -> bytes:
     with open(path, "rb", buffering=0) as file:
         return file.readall()
-
-
-class Guardian:
-    """A tiny shell that ends one group's workers if this process dies; ``close`` ends itself.
-
-    It blocks on a pipe whose other end only this process has. If that closes, this process is
-    gone, by whatever signal and from whatever thread, and the shell does the teardown: SIGTERM,
-    grace, SIGKILL to all that carry the job's mark.
-    """
-
-    # Rejected: PR_SET_PDEATHSIG fires when the *thread* that started the worker ends, does not
-    # reach grandchildren, and means nothing under a fork server. A watching thread in each worker
-    # needs the GIL, which a worker in C code may hold for ever.
-
-    def __init__(self, mark: str, grace: float) -> None:
-        read, write = os.pipe()
-        self._lifeline = Owned(write)
-        hundredths = str(int(min(max(0.0, grace), _LONGEST_GRACE) * 100))
-        try:
-            self._process: subprocess.Popen[bytes] | None = _start_shell(
-                ["rankspawn-guardian", mark, _PREFIX + mark, hundredths], read
-            )
-        except OSError as error:
-            logger.warning(
-                "workers would outlive a killed parent: %s cannot be started (%s)", _SHELL, error
-            )
-            self._process = None
-        finally:
-            os.close(read)
-
-    def close(self) -> None:
-        """End it; a second call does nothing."""
-        if self._process is not None and not self._lifeline.closed:
-            # It may not have come to its first line yet, so asking it to leave would take longer.
-            self._process.kill()
-            self._process.wait()
-        self._lifeline.close()
-
-
-def _start_shell(arguments: list[str], lifeline: int) -> subprocess.Popen[bytes]:
-    import subprocess  # not in the fence, a process that imports this module to find the marked
-
-    class Shell(subprocess.Popen[bytes]):
-        def __del__(self) -> None:
-            """Say nothing: a copy of it that a forked process drops still runs, and shall."""
-
-    return Shell(
-        [_SHELL, "-c", _SCRIPT, *arguments],
-        stdin=lifeline,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        cwd="/",
-        # Not the job's own environment: the guardian must not carry the mark. And it needs grep
-        # and sleep also if the program's PATH leads to neither.
-        env={"PATH": os.environ.get("PATH", "") + os.pathsep + os.defpath},
-        # A terminal that closes, or Ctrl-C in it, must not end the guardian.
-        start_new_session=True,
-    )

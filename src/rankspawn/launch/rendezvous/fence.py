@@ -4,7 +4,7 @@ A small process outside of the launcher, which tells it up to when the lease is 
 marks the workers carry. When that time passes without another word it kills all that carry
 them. It does not matter whether the launcher is stopped, swapped out, blocked or dead.
 
-The guardian of a group (``workers.marker``) is the gentle one of the two: it gives the workers
+The guardian of a group (``workers.guardian``) is the gentle one of the two: it gives the workers
 of a dead launcher their grace period, which may be longer than the lease.
 """
 
