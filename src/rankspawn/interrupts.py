@@ -209,7 +209,7 @@ class Signals:
         self.ending: int | None = None
         self._asked_at = 0.0
         self._to_pass_on: list[int] = []
-        self._raises = False
+        self._raises = self._raises_at_first = False
         self._is_asked_again = False
         self._before: dict[int, object] = {}
 
@@ -250,7 +250,9 @@ class Signals:
     def impatient(self) -> Iterator[None]:
         """In here a further request to end raises :class:`ImpatientError`, once.
 
-        One that came since the first, but before this, raises at once.
+        One that came since the first, but before this, raises at once. The first one is only
+        noted, whatever is under way: a scheduler that ends a whole job sends it to each launcher
+        once, also to those that are already stopping their workers because another one has left.
         """
         self._raises = True
         try:
@@ -259,6 +261,16 @@ class Signals:
             yield
         finally:
             self._raises = False
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """In here the first request to end raises, too: nothing is lost that took time to do."""
+        self._raises_at_first = True
+        try:
+            with self.impatient():
+                yield
+        finally:
+            self._raises_at_first = False
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if number in PASSED_ON:
@@ -270,10 +282,11 @@ class Signals:
             self.ending, self._asked_at = number, now
         elif number == self.ending and is_echo(self._asked_at):
             return
-        if number in _INSISTING and self._raises:
+        if number not in _INSISTING or (is_first and not self._raises_at_first):
+            return
+        if self._raises:
             self._raise()
-        elif number in _INSISTING and not is_first:
-            self._is_asked_again = True
+        self._is_asked_again = not is_first
 
     def _raise(self) -> None:
         self._raises = self._is_asked_again = False

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from rankspawn import interrupts
 from rankspawn.interrupts import ENDING, Signals
 from rankspawn.launch.agent import Agent
 from rankspawn.launch.pod import Ending
@@ -38,13 +39,20 @@ class FakePod:
 
     has_trainers = True
 
-    def __init__(self, log: list[str], happens: Callable[[FakePod], None]) -> None:
+    def __init__(
+        self,
+        log: list[str],
+        happens: Callable[[FakePod], None],
+        *,
+        while_stopping: Callable[[], None] = lambda: None,
+    ) -> None:
         self.failures: list[Ending] = []
         self.endings: list[Ending] = []
         self.is_done = self.is_empty = False
         self._log = log
         self._happens = happens
         self._event = os.eventfd(1)
+        self._while_stopping = while_stopping
 
     def fileno(self) -> int:
         return self._event
@@ -56,8 +64,12 @@ class FakePod:
         os.close(self._event)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        assert name in ("stop", "stop_helpers", "kill"), name
+        assert name in ("stop_helpers", "kill"), name
         return lambda **_: self._log.append(name)
+
+    def stop(self, **_: object) -> None:
+        self._while_stopping()
+        self._log.append("stop")
 
 
 class Here:
@@ -105,11 +117,14 @@ def signals() -> Iterator[Signals]:
 
 
 def run(
-    signals: Signals, happens: Callable[[FakePod], None], *batches: list[Instruction]
+    signals: Signals,
+    happens: Callable[[FakePod], None],
+    *batches: list[Instruction],
+    while_stopping: Callable[[], None] = lambda: None,
 ) -> tuple[JobResult, list[str]]:
     """The result, and what the session and the pod were told meanwhile."""
     log: list[str] = []
-    here = cast("ThisNode", Here(FakePod(log, happens)))
+    here = cast("ThisNode", Here(FakePod(log, happens, while_stopping=while_stopping)))
     session = cast("Session", Script(log, [START], *batches))
     return Agent(here, signals).run(lambda: session), log
 
@@ -141,6 +156,33 @@ def test_what_ends_together_with_a_signal_has_not_failed(signals: Signals) -> No
     result, log = run(signals, be_interrupted, [], [], [JobOver(LEFT)])
     assert log == ["leave", "stop", "stopped", "close"]
     assert (result.exit_code, result.text) == (130, "")
+
+
+def test_the_first_signal_is_no_repeat(signals: Signals) -> None:
+    """The scheduler ends all nodes, and this one stops its workers because another has left."""
+    stop = StopWorkers(1, "node 0 was ended by SIGTERM to its launcher")
+    result, log = run(
+        signals,
+        lambda _: None,
+        [],
+        [stop],
+        [],
+        [JobOver(LEFT)],
+        while_stopping=lambda: signal.raise_signal(signal.SIGTERM),
+    )
+    assert log == ["stop", "stopped", "leave", "close"]
+    assert result.exit_code == 143
+
+
+def test_who_asks_again_does_not_wait(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask_twice() -> None:
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(interrupts, "_ECHO", 0.0)
+    batches: list[list[Instruction]] = [[], [StopWorkers(1)], [], [JobOver(LEFT)]]
+    _, log = run(signals, lambda _: None, *batches, while_stopping=ask_twice)
+    assert log == ["kill", "stopped", "leave", "close"]
 
 
 def test_who_served_is_stopped_and_nobody_else(signals: Signals) -> None:

@@ -148,6 +148,23 @@ def test_a_node_that_is_asked_to_end_ends_the_job(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("nodes", ["2", "1:2"])
+def test_a_scheduler_that_ends_all_nodes_leaves_time_to_save(
+    job: Job, master: str, nodes: str
+) -> None:
+    """Its signal comes to the second node when the first one's leaving is known there."""
+    flags = ("--nnodes", nodes, "--master", master)
+    first = job.start(*flags)
+    first.wait_for("1 of 2 nodes are here")
+    second = job.start(*flags, script=(SCRIPT, "saves"))
+    job.workers(2)
+    first.send(signal.SIGTERM)
+    assert job.codes() == [143, 143]
+    assert "asked again" not in second.said
+    assert (job.folder / "saved").exists()
+
+
+@pytest.mark.slow
 def test_asked_twice_does_not_wait(job: Job, master: str) -> None:
     flags = ("--nnodes", "2", "--master", master, "--grace_period", "1000")
     for _ in range(2):

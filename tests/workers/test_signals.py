@@ -110,7 +110,7 @@ class TestImpatience:
                 killed.append(True)
 
         killed: list[bool] = []
-        with Signals() as signals, pytest.raises(ImpatientError), signals.impatient():
+        with Signals() as signals, pytest.raises(ImpatientError), signals.interruptible():
             stop()
         assert killed
 
@@ -127,6 +127,22 @@ class TestImpatience:
         with Signals() as signals:
             signal.raise_signal(signal.SIGTERM)
             with signals.impatient():
+                pass
+
+    def test_the_first_one_is_none_whatever_is_under_way(self) -> None:
+        """A scheduler ends all nodes; this one is stopping its workers because another left."""
+        with Signals() as signals:
+            with signals.impatient():
+                signal.raise_signal(signal.SIGTERM)
+            assert signals.ending == signal.SIGTERM
+            with pytest.raises(ImpatientError), signals.impatient():
+                signal.raise_signal(signal.SIGTERM)
+
+    def test_the_first_one_interrupts_what_may_be_given_up(self) -> None:
+        with Signals() as signals:
+            with pytest.raises(ImpatientError), signals.interruptible():
+                signal.raise_signal(signal.SIGTERM)
+            with signals.interruptible():
                 pass
 
     def test_a_closing_terminal_is_none(self) -> None:

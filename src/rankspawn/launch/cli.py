@@ -124,7 +124,7 @@ def _way_to_others(
 
 def _wait_for_terminal(finish: Callable[[float | None], None], signals: Signals) -> None:
     """Wait until everything was shown, unless somebody asked, or asks, us to end."""
-    with suppress(ImpatientError), signals.impatient():
+    with suppress(ImpatientError), signals.interruptible():
         finish(None if signals.ending is None else _LONGEST_GOODBYE)
 
 
