@@ -129,6 +129,26 @@ class TestElastic:
             worker.say("exit 0")
         assert [first.wait(), third.wait(), fourth.wait()] == [0, 0, 0]
 
+    @pytest.mark.parametrize("level", ["-1", "0", "1"])
+    def test_workers_that_lose_their_peers_go_on(self, job: Job, master: str, level: str) -> None:
+        flags = (
+            *("--nnodes", "1:3", "--master", master, "--elastic_timeout", "600", *SHORT),
+            *("--elastic_level", level, "--max_restart", "1"),
+        )
+        first = job.start(*flags)
+        first.wait_for("1 of 3 nodes are here")
+        for _ in range(2):
+            job.start(*flags)
+        workers = job.workers(3)
+        (lost,) = [worker for worker in workers if worker["PADDLE_LOG_DIR"].endswith("log2")]
+        job.members[2].send(signal.SIGKILL)
+        lost.wait_gone()
+        workers[0].say("raise connection reset by peer")
+        workers = job.next_generation(workers, 2)
+        for worker in workers:
+            worker.say("exit 0")
+        assert [member.wait() for member in job.members[:2]] == [0, 0]
+
     def test_a_node_that_hung_comes_back(self, job: Job, master: str) -> None:
         flags = (
             *("--nnodes", "1:2", "--master", master, "--elastic_timeout", "20"),

@@ -120,7 +120,11 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("ips", read.addresses, "", deprecated="--nnodes and --master"),
     ),
     "failures": (
-        Flag("max_restart", read.number(0), "restarts of the job in all (3)"),
+        Flag(
+            "max_restart",
+            read.number(0),
+            "restarts after failed workers and lost nodes, in all (3)",
+        ),
         Flag(
             "elastic_level",
             read.number(-1, 1),

@@ -77,10 +77,14 @@ def _gone(kind: str, state: JobState, name: str, how: str) -> Cause:
     return Cause(kind, text, node=name)
 
 
-def find_leavers(
+def find_lost(state: JobState, members: Mapping[str, Member], done: frozenset[str]) -> list[Cause]:
+    """Nodes of the newest generation that are gone, or want to go, before their work is done."""
+    return find_vanished(state, members, done) + _find_leavers(state, members, done)
+
+
+def _find_leavers(
     state: JobState, members: Mapping[str, Member], done: frozenset[str]
 ) -> list[Cause]:
-    """Why nodes of the newest generation want to leave before their work is done."""
     there = [members[name] for name in state.group if name in members and name not in done]
     return [
         _of(member, member.report.leaving) for member in there if member.report.leaving is not None

@@ -13,8 +13,9 @@ ended") stays true once it is true.
         GATHERING ─────────────────────────────────► RUNNING ──── all done ────► ENDED
             │   ▲                                      │  │
             │   └── a node failed, died, left, came ───┘  │
-            │       (max_restart times)                   │ the same, where the job
-            └─ too few for elastic_timeout                │ does not go on after it
+            │       (the first two max_restart times)     │ the same, where the job
+            ├─ too few for elastic_timeout                │ does not go on after it
+            └─ a failure, and nobody was lost             │
                               │                           │
                               ▼                           ▼
                             ENDING ◄──────────────────────┘
@@ -31,8 +32,7 @@ from rankspawn.launch.rendezvous.causes import (
     all_causes,
     began_with_failure,
     find_failures,
-    find_leavers,
-    find_vanished,
+    find_lost,
     leaving_server,
     too_few,
     waiting_text,
@@ -44,7 +44,7 @@ from rankspawn.launch.rendezvous.placement import (
     describe_node,
     eligible_members,
     name_some,
-    refuse_blamed,
+    refuse_failed,
     refuse_members,
     tolerated_until,
     unreachable_cause,
@@ -184,7 +184,7 @@ def _gather(
             observed, wake_at=tolerated_until(state, members, observed.changed), waiting=text
         )
     if state.blamed:
-        return NextState(observed, refuse_blamed(state, members))
+        return NextState(observed, _judge(state, members, observed.free))
     eligible = eligible_members(state, members)
     if not state.group and (cause := unreachable_cause(eligible)):
         return NextState(observed, _end(state, [cause]))
@@ -261,16 +261,13 @@ def _run(
 ) -> NextState:
     terms = state.terms
     failed = find_failures(state, members)
-    if failed:
-        if terms.elastic_level < 0:
-            return NextState(observed, _end(state, failed))
-        blamed = failed[0].node if terms.elastic_level == 0 else ""
-        return NextState(observed, _regroup(state, failed, blamed=blamed, hold=bool(blamed)))
+    if failed and not terms.survives_loss:
+        return NextState(observed, _end(state, failed))
+    lost = find_lost(state, members, observed.free)
+    if failed and not lost:
+        return NextState(observed, _gather_all(state, failed, blamed=failed[0].node))
     if observed.done.issuperset(state.group):
         return NextState(observed, replace(state, phase=Phase.ENDED, causes=()))
-    lost = find_vanished(state, members, observed.free) + find_leavers(
-        state, members, observed.free
-    )
     if lost:
         if leaving_server(members) is not None or not terms.survives_loss:
             return NextState(observed, _end(state, lost))
@@ -287,8 +284,8 @@ def _admit(
     ]
     tolerated = tolerated_until(state, members, observed.changed)
     full = len(state.group) >= state.terms.max_nodes
-    # A newcomer is no reason to end a job, or to take up again what is nearly done.
-    if not joined or full or observed.done or state.restarts >= state.terms.max_restart:
+    # A newcomer is no reason to take up again what is nearly done.
+    if not joined or full or observed.done:
         return NextState(observed, wake_at=tolerated)
     settled = observed.changed + state.terms.settle_seconds
     if now < settled and len(state.group) + len(joined) < state.terms.max_nodes:
@@ -297,13 +294,39 @@ def _admit(
     return NextState(observed, _regroup(state, [Cause("joined", text)]))
 
 
-def _regroup(
+def _judge(state: JobState, members: Mapping[str, Member], free: frozenset[str]) -> JobState:
+    """What a failure means, now that each node has said what became of it, or is gone.
+
+    When a node dies, workers of the others fail because they lose their peers, seconds before its
+    lease ends. They are victims, then, at every level.
+    """
+    failed, level = state.causes, state.terms.elastic_level
+    lost = find_lost(state, members, free)
+    if lost:
+        return _regroup(state, lost)
+    if level < 0:
+        return _end(state, failed)
+    going_on = _regroup(state, failed, hold=level == 0)
+    culprit = members.get(state.blamed)
+    if level == 0 and going_on.phase is Phase.GATHERING and culprit is not None:
+        return refuse_failed(going_on, culprit)
+    return going_on
+
+
+def _regroup(state: JobState, causes: Sequence[Cause], *, hold: bool = False) -> JobState:
+    """Have the nodes gather for another start, if there may be one."""
+    most = state.terms.max_restart
+    # Nodes that come and go as they should are how an elastic job lives, and no reason to end it.
+    is_failure = any(cause.kind not in ("joined", "left") for cause in causes)
+    if is_failure and state.used >= most:
+        used = f"not restarted: {state.used} of {most} restarts are used up"
+        return _end(state, [*causes, Cause("too often", used)])
+    return _gather_all(replace(state, used=state.used + is_failure), causes, hold=hold)
+
+
+def _gather_all(
     state: JobState, causes: Sequence[Cause], *, blamed: str = "", hold: bool = False
 ) -> JobState:
-    terms = state.terms
-    if state.restarts >= terms.max_restart:
-        used = f"not restarted: {state.restarts} of {terms.max_restart} restarts are used up"
-        return _end(state, [*causes, Cause("too often", used)])
     return replace(
         state,
         phase=Phase.GATHERING,

@@ -28,9 +28,9 @@ class JobTerms:
     Attributes:
         min_nodes: The fewest nodes that it runs with.
         max_nodes: The most.
-        max_restart: Regroups in all.
-        elastic_level: What a failed worker means. -1: the end of the job; 0: its node leaves;
-            1: all restart.
+        max_restart: Regroups because of failed workers and lost nodes, in all.
+        elastic_level: What a failed worker means, if no node was lost. -1: the end of the job;
+            0: its node leaves; 1: all restart.
         elastic_timeout: Seconds to wait for more nodes than the fewest, and for a node that
             replaces a lost one.
         lease_seconds: How long a node counts as alive after its last sign of life.
@@ -148,9 +148,10 @@ class JobState:
         calling: Enough nodes seem to be there for the next generation, and have to answer.
         because: Why the nodes are gathered again.
         hold: Wait for a replacement before going on with fewer nodes.
-        blamed: The node whose worker failed first, if it has to leave (level 0).
+        blamed: The node whose worker failed first, until it is known whether one was lost.
         causes: What went wrong: why the nodes are gathered again, or why the job ends.
         refused: Members that may not take part, and are still there.
+        used: Those of the restarts that ``max_restart`` is about.
     """
 
     run_id: str
@@ -166,6 +167,7 @@ class JobState:
     blamed: str = ""
     causes: tuple[Cause, ...] = ()
     refused: tuple[Refusal, ...] = ()
+    used: int = 0
 
     @property
     def result(self) -> JobResult:

@@ -229,7 +229,8 @@ def _result_for(node: NodeState, state: JobState, rank: int) -> JobResult | None
     for refusal in state.refused:
         if refusal.name == node.name:
             return JobResult((refusal.cause,))
-    if node.report.leaving is not None and (rank < 0 or state.phase is Phase.GATHERING):
+    is_known = state.phase is Phase.GATHERING and not state.blamed
+    if node.report.leaving is not None and (rank < 0 or is_known):
         # The others know of it, or have no need to.
         return JobResult((node.report.leaving,))
     return None
@@ -263,12 +264,12 @@ def _react_fenced(node: NodeState) -> _Reaction:
         return replace(node, stopping=True, killing=True), (stop,)
     if node.result is not None:
         return _go_if_over(node)
-    report = node.report
-    failed = (
-        report.cause if report.failed == report.stopped and node.terms.elastic_level < 1 else None
-    )
+    report, terms = node.report, node.terms
+    # In an elastic job it is a victim of the loss, see below.
+    is_told = report.failed == report.stopped and terms.elastic_level < 1 and not terms.is_elastic
+    failed = report.cause if is_told else None
     # Who was never part of a generation has nothing to lose, and waits on for the others.
-    goes_on = node.terms.survives_loss or not report.stopped
+    goes_on = terms.survives_loss or not report.stopped
     if report.leaving is None and failed is None and goes_on:
         return replace(node, over=True), (Rejoin(),)
     lost = Cause("lost", _LOST, node=node.name)

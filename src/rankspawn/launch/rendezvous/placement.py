@@ -208,18 +208,11 @@ def tolerated_until(state: JobState, members: Mapping[str, Member], changed: flo
     return None
 
 
-def refuse_blamed(state: JobState, members: Mapping[str, Member]) -> JobState:
-    """Refuse the node whose worker failed first, unless another one is gone.
-
-    When a node dies, workers of the others fail because they lose their peers; then those are
-    victims, and their nodes stay.
-    """
-    blamed = members.get(state.blamed)
-    somebody_gone = any(name not in members for name in state.group)
-    if blamed is None or somebody_gone or blamed.report.cause is None:
-        return replace(state, blamed="")
-    refused = (*state.refused, Refusal(blamed.name, blamed.report.cause))
-    return replace(state, blamed="", refused=refused)
+def refuse_failed(state: JobState, member: Member) -> JobState:
+    """The same state, with a node refused whose worker has failed."""
+    if member.report.cause is None:
+        return state
+    return replace(state, refused=(*state.refused, Refusal(member.name, member.report.cause)))
 
 
 def _refuse_twin(twin: Member, holder: Member) -> Refusal:

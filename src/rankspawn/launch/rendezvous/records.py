@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from rankspawn.launch.programs import Node
 from rankspawn.launch.rendezvous.job_state import (
@@ -37,6 +37,7 @@ LONGEST_TEXT = 16_384
 # Fields whose names in a store are others: nodes with another version of this may be in the job.
 _STATE_NAMES = {"terms": "policy", "refused": "dismissed"}
 _MEMBER_NAMES = {"flags": "terms", "report": "news"}
+_Record = TypeVar("_Record", JobTerms, JobState, Member, NodeReport)
 
 
 class Keys:
@@ -76,14 +77,14 @@ def read_state(entry: Entry) -> tuple[JobState, str]:
     """The job's state, and where its newest group is described."""
     data = json.loads(entry.value)
     group_key = data.pop("group_key")
-    terms = JobTerms(**_tuples(data.pop("policy")))
+    terms = _made(JobTerms, data.pop("policy"))
     phase = Phase(data.pop("phase"))
     causes = tuple(Cause(**fields) for fields in data.pop("causes"))
     refused = tuple(
         Refusal(fields["name"], Cause(**fields["cause"])) for fields in data.pop("dismissed")
     )
-    state = JobState(terms=terms, phase=phase, causes=causes, refused=refused, **_tuples(data))
-    return state, group_key
+    known = {"terms": terms, "phase": phase, "causes": causes, "refused": refused}
+    return _made(JobState, data | known), group_key
 
 
 def write_member(member: Member) -> str:
@@ -99,13 +100,13 @@ def read_member(entry: Entry) -> Member:
     flags, report = data.pop("terms"), data.pop("news")
     for name in ("cause", "leaving"):
         report[name] = report[name] and Cause(**report[name])
-    return Member(
-        flags=flags,
-        report=NodeReport(**report),
-        order=entry.created,
-        updated=entry.revision,
-        **_tuples(data),
-    )
+    known = {
+        "flags": flags,
+        "report": _made(NodeReport, report),
+        "order": entry.created,
+        "updated": entry.revision,
+    }
+    return _made(Member, data | known)
 
 
 def write_group(names: Sequence[str], members: Mapping[str, Member]) -> str:
@@ -126,6 +127,12 @@ def _describe(member: Member) -> dict[str, Any]:
 
 def _renamed(data: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in data.items()}
+
+
+def _made(kind: type[_Record], data: Mapping[str, Any]) -> _Record:
+    """One of these; what a newer version has added is passed over."""
+    known = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{key: value for key, value in _tuples(data).items() if key in known})
 
 
 def _tuples(data: Mapping[str, Any]) -> dict[str, Any]:

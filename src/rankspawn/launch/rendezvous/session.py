@@ -170,7 +170,7 @@ class SharedSession:
             text: The whole story.
             brief: The same in a line, told here if the job may go on.
         """
-        if brief and self._terms.elastic_level >= 0:
+        if brief and self._terms.survives_loss:
             logger.warning("%s", brief)
         cause = Cause("failed", clip(text), exit_code)
         self._feed(participant.WorkerFailed(generation, cause))

@@ -302,9 +302,18 @@ class TestRegroup:
         job = running(ELASTIC, "a", "b", "c", "d").join("e").vanish("b").all_stop()
         assert job.job.group == ("a", "e", "c", "d")
 
-    def test_a_newcomer_is_no_reason_to_go_beyond_the_restarts(self) -> None:
-        job = running(JobTerms(1, 2, max_restart=0), "a").join("b").wait(100)
-        assert job.phase() is Phase.RUNNING
+    def test_newcomers_and_leavers_use_up_no_restarts(self) -> None:
+        job = running(JobTerms(1, 2, max_restart=0), "a").join("b").all_stop()
+        assert (job.phase(), job.job.group) == (Phase.RUNNING, ("a", "b"))
+        job.report("b", leaving=Cause("left", "preempted", 143), stopped=2).vanish("b")
+        job.report("a", stopped=2).wait(ELASTIC.settle_seconds)
+        assert (job.phase(), job.job.group) == (Phase.RUNNING, ("a",))
+        assert (job.job.restarts, job.job.used) == (2, 0), "scripts are told of every start"
+
+    def test_lost_nodes_use_them_up(self) -> None:
+        job = running(JobTerms(1, 2, max_restart=0), "a", "b").vanish("b").answer()
+        assert job.phase() is Phase.ENDED
+        assert "0 of 0 restarts are used up" in job.job.result.text
 
     def test_a_newcomer_does_not_take_up_again_what_is_nearly_done(self) -> None:
         job = running(ELASTIC, "a", "b").report("a", done=1, stopped=1).join("c").wait(100)
@@ -314,7 +323,7 @@ class TestRegroup:
         job = running(JobTerms(2, 2, max_restart=1, elastic_level=1), "a", "b")
         job.report("a", failed=1, cause=FAILURE).all_stop()
         assert (job.phase(), job.job.restarts) == (Phase.RUNNING, 1)
-        job.report("a", failed=2, cause=replace(FAILURE, exit_code=8)).answer()
+        job.report("a", failed=2, cause=replace(FAILURE, exit_code=8)).all_stop().answer()
         assert job.phase() is Phase.ENDED
         assert job.job.result.exit_code == 8
         assert "1 of 1 restarts" in job.job.result.text
@@ -369,6 +378,45 @@ class TestLevels:
         assert job.job.because == "ValueError: no"
         job.all_stop()
         assert (job.phase(), job.job.generation) == (Phase.RUNNING, 2)
+
+
+class TestVictims:
+    """When a node dies, workers of the others fail seconds before its lease ends."""
+
+    RESET = Cause("failed", "connection reset by peer", 1)
+
+    @pytest.mark.parametrize("level", [-1, 0, 1])
+    def test_of_a_lost_node_regroup_at_every_level(self, level: int) -> None:
+        job = running(JobTerms(1, 3, elastic_level=level, max_restart=1), "a", "b", "c")
+        job.report("a", failed=1, cause=self.RESET, stopped=1)
+        job.report("b", failed=1, cause=self.RESET, stopped=1).wait(ELASTIC.lease_seconds - 1)
+        assert job.phase() is Phase.GATHERING
+        job.vanish("c").wait(ELASTIC.settle_seconds)
+        assert (job.phase(), job.job.group) == (Phase.RUNNING, ("a", "b"))
+        assert (job.job.restarts, job.job.used) == (1, 1)
+
+    @pytest.mark.parametrize("level", [-1, 0, 1])
+    def test_of_a_node_that_leaves_use_up_no_restart(self, level: int) -> None:
+        job = running(JobTerms(1, 2, elastic_level=level, max_restart=0), "a", "b")
+        job.report("a", failed=1, cause=self.RESET, stopped=1)
+        # Told later, because its scheduler came to its workers first.
+        job.report("b", leaving=Cause("left", "preempted", 143), stopped=1).vanish("b")
+        job.wait(ELASTIC.settle_seconds)
+        assert (job.phase(), job.job.group, job.job.used) == (Phase.RUNNING, ("a",), 0)
+
+    def test_a_failure_without_a_lost_node_ends_the_job_once_all_have_answered(self) -> None:
+        job = running(JobTerms(1, 2), "a", "b").report("b", failed=1, cause=FAILURE, stopped=1)
+        assert job.phase() is Phase.GATHERING
+        job.report("a", stopped=1)
+        assert job.phase() is Phase.ENDING
+        assert job.answer().job.result.text == FAILURE.text
+        assert job.job.result.exit_code == 7
+
+    def test_a_node_that_goes_after_its_work_has_no_victims(self) -> None:
+        job = running(JobTerms(1, 2), "a", "b").report("b", done=1, stopped=1).vanish("b")
+        job.report("a", failed=1, cause=FAILURE, stopped=1).answer()
+        assert job.phase() is Phase.ENDED
+        assert job.job.result.exit_code == 7
 
 
 class TestDismissals:

@@ -62,7 +62,7 @@ def explore(start: World, *, limit: int) -> Known:
         world = queue.popleft()
         assert len(world.running) <= 1, "two generations at once:\n" + story(known, world)
         if world.state is not None:
-            assert world.state.restarts <= world.terms.max_restart, story(known, world)
+            assert world.state.used <= world.terms.max_restart, story(known, world)
         for what, following in successors(world):
             if following not in known:
                 known[following] = (world, what)

@@ -162,6 +162,13 @@ class TestFence:
         assert isinstance(stop, Stop)
         assert node.feed(WorkersStopped(1), now=10.5) == [Rejoin()]
 
+    def test_a_failure_in_an_elastic_job_is_a_victim_of_the_loss(self) -> None:
+        node = Node(ELASTIC)
+        node.feed(Saw(RUNNING))
+        node.feed(WorkerFailed(1, FAILURE))
+        node.feed(WorkersStopped(1))
+        assert node.feed(Tick(), now=10.0) == [Rejoin()]
+
     def test_has_a_node_of_an_elastic_job_come_back(self) -> None:
         node = Node(ELASTIC)
         node.feed(Saw(RUNNING))
@@ -192,6 +199,8 @@ class TestEnd:
         assert running.feed(AskedToLeave(cause)) == [Stop(1, "Ctrl-C")]
         running.feed(WorkersStopped(1))
         assert running.feed(Saw(RUNNING)) == []
+        suspecting = replace(gathering(RUNNING), blamed="other")
+        assert running.feed(Saw(suspecting)) == [], "it may be what the other's failure came of"
         assert running.feed(Saw(gathering(RUNNING))) == [Over(JobResult((cause,)))]
 
 

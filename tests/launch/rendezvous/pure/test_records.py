@@ -45,6 +45,7 @@ def test_a_state() -> None:
         blamed="a",
         causes=(CAUSE,),
         refused=(Refusal("c", CAUSE),),
+        used=2,
     )
     entry = Entry("key", write_state(state, "groups/7-x"), 1, 2)
     assert read_state(entry) == (state, "groups/7-x")
@@ -69,6 +70,16 @@ def test_a_member_gets_its_order_from_the_store() -> None:
         report=report,
     )
     assert read_member(Entry("key", write_member(member), 5, 9)) == member
+
+
+def test_what_a_newer_version_adds_is_passed_over() -> None:
+    state, member = JobState("run", JobTerms(2, 3)), Member("a", "10.0.0.1")
+    newer = json.loads(write_state(state, "")) | {"new": 1}
+    newer["policy"]["new"] = 1
+    assert read_state(Entry("key", json.dumps(newer), 1, 2)) == (state, "")
+    newer = json.loads(write_member(member)) | {"new": 1}
+    newer["news"]["new"] = 1
+    assert read_member(Entry("key", json.dumps(newer), 0, 0)) == member
 
 
 def test_a_group() -> None:
@@ -116,6 +127,7 @@ def test_the_names_in_a_store_stay() -> None:
         "blamed",
         "causes",
         "dismissed",
+        "used",
         "group_key",
     ]
     assert written["dismissed"][0].keys() == {"name", "cause"}
