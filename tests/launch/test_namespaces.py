@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,6 +121,20 @@ def test_a_cut_link_ends_the_job_on_both_sides(cluster: Cluster) -> None:
     assert f"nothing was heard from {cluster.master}" in cluster.members[1].said
     for worker in workers:
         worker.wait_gone()
+
+
+def test_a_job_of_fixed_size_outlasts_a_cut_that_is_mended(cluster: Cluster) -> None:
+    """Nobody could go on without a lost machine, so nobody has to be ended in time for that."""
+    workers = cluster.start_all("--nnodes", "3", "--node_timeout", "20")
+    for machine in (0, 2):
+        cluster.machines.cut(machine)
+    # Longer than the time after which an elastic job's node would have ended its workers.
+    time.sleep(13)
+    assert not any(worker.is_gone() for worker in workers)
+    for machine in (0, 2):
+        cluster.machines.mend(machine)
+    finish(workers)
+    assert cluster.job.codes() == [0, 0, 0]
 
 
 def test_an_elastic_job_goes_on_without_a_machine_and_takes_it_back(cluster: Cluster) -> None:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 COLLECTIVE, PS, HETER, IPU = "collective", "ps", "ps-heter", "ipu"
+# Seconds without a sign of life after which a node is given up. Where that ends the job, it has to
+# outlast a switch that reboots; where the others go on, what is lost is a restart.
+_FIXED_TIMEOUT, _ELASTIC_TIMEOUT = 30.0, 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +84,7 @@ class LaunchConfig:
     max_restart: int = 3
     elastic_level: int = -1
     elastic_timeout: float = 30.0
-    node_timeout: float = 10.0
+    node_timeout: float = _FIXED_TIMEOUT
     grace_period: float = 10.0
     servers: tuple[str, ...] = ()
     trainers: tuple[str, ...] = ()
@@ -258,6 +261,8 @@ def _settle(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     settled |= _stages(settled)
     settled["run_mode"] = _run_mode(settled)
     is_elastic = settled["min_nodes"] < settled["max_nodes"]
+    if is_elastic or values.get("elastic_level", -1) >= 0:
+        settled.setdefault("node_timeout", _ELASTIC_TIMEOUT)
     if "max_restart" in given and not is_elastic and values.get("elastic_level", -1) != 1:
         notes.append(
             "--max_restart has no effect: without --elastic_level 1 nothing is restarted after a "

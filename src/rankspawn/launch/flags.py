@@ -137,7 +137,8 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "node_timeout",
             read.node_timeout,
-            "seconds without a sign of life after which a node counts as dead (10)",
+            "seconds without a sign of life after which a node counts as dead (30; 10 in a job "
+            "that goes on without it)",
         ),
         Flag("grace_period", read.seconds, "seconds between SIGTERM and SIGKILL (10)"),
     ),

@@ -89,7 +89,7 @@ class StartWorkers:
         restarts: Regroups of this run so far.
         run_id: The same on all nodes, from the first generation to the last.
         mark: What the workers have to carry beside their pod's own mark, to be killed should
-            this node be lost to the others; None where there are no others.
+            this node be lost to the others; None where nobody goes on without it.
     """
 
     generation: int

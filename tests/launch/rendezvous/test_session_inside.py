@@ -5,10 +5,14 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Callable, Iterator
+from queue import SimpleQueue
+from unittest.mock import Mock
 
 import pytest
 
+from rankspawn.launch.rendezvous.fence import Fence
 from rankspawn.launch.rendezvous.job_state import JobTerms
+from rankspawn.launch.rendezvous.master import Master
 from rankspawn.launch.rendezvous.session import SharedSession
 from rankspawn.launch.rendezvous.store import (
     StoreError,
@@ -41,8 +45,10 @@ Open = Callable[..., SharedSession]
 def join(store: FakeStore) -> Iterator[Open]:
     sessions: list[SharedSession] = []
 
-    def join(terms: JobTerms = ALONE, ports: tuple[int, ...] = (6070,)) -> SharedSession:
-        opened = OpenStore(store, "fake", "127.0.0.1")
+    def join(
+        terms: JobTerms = ALONE, ports: tuple[int, ...] = (6070,), master: Master | None = None
+    ) -> SharedSession:
+        opened = OpenStore(store, "fake", "127.0.0.1", master)
         sessions.append(SharedSession(opened, job_id="job", terms=terms, ports=ports))
         return sessions[-1]
 
@@ -133,7 +139,8 @@ def test_nothing_is_started_with_a_lost_lease(join: Open, store: FakeStore) -> N
 
 @pytest.mark.slow
 def test_workers_of_a_lost_node_get_little_time(join: Open, store: FakeStore) -> None:
-    session = join(JobTerms(1, 1, lease_seconds=2.0))
+    """Where others go on without it."""
+    session = join(JobTerms(1, 2, lease_seconds=2.0, elastic_timeout=0.2))
     begun = start(session)
     assert session.may_start(begun)
     store.unreachable()
@@ -143,6 +150,45 @@ def test_workers_of_a_lost_node_get_little_time(join: Open, store: FakeStore) ->
     assert stop.grace < 0.5
     session.stopped(begun.generation)
     over(session)
+
+
+@pytest.mark.slow
+def test_workers_of_a_lost_node_have_their_grace_period_in_a_job_of_fixed_size(
+    join: Open, store: FakeStore
+) -> None:
+    session = join(JobTerms(1, 1, lease_seconds=2.0))
+    begun = start(session)
+    assert begun.mark is None, "nobody has to kill them"
+    assert session.may_start(begun)
+    store.unreachable()
+    stop = wait_for(session, StopWorkers)
+    assert isinstance(stop, StopWorkers)
+    assert stop.grace is None
+    session.stopped(begun.generation)
+    assert "lost contact" in over(session).result.text
+
+
+def test_workers_of_a_job_that_ends_are_fenced_no_longer(
+    join: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they have to save may take longer than the node with the master is there."""
+    released: SimpleQueue[str] = SimpleQueue()
+
+    def release(fence: Fence, mark: str, real: Callable[..., None] = Fence.release) -> None:
+        real(fence, mark)
+        released.put(mark)
+
+    monkeypatch.setattr(Fence, "release", release)
+    terms = JobTerms(1, 2, lease_seconds=20.0)
+    first, second = join(terms, master=Mock()), join(terms)
+    start(first)
+    begun = start(second)
+    assert second.may_start(begun)
+    first.leave("Ctrl-C", exit_code=130)
+    wait_for(second, StopWorkers)
+    assert released.get(timeout=DEADLOCK) == begun.mark
+    second.stopped(begun.generation)
+    assert over(second).result.exit_code == 130
 
 
 @pytest.mark.slow

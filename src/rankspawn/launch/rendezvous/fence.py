@@ -41,8 +41,12 @@ _CODE = (
 # Of the lease: nothing starts or goes on after the first part, nothing is left after the second.
 _SAFE = 0.6
 _FENCE = 0.8
-# Several renewals can be lost before anything has to be done about it.
+# Several renewals can be lost before anything has to be done about it; and none is waited for so
+# long that a store which is back stays unheard.
 _RENEWALS = 5
+_LONGEST_INTERVAL = 3.0
+# Seconds without an answer after which a node that has no workers to lose looks for another store.
+_IDLE_SECONDS = 6.0
 
 
 class LeaseTimes:
@@ -60,17 +64,27 @@ class LeaseTimes:
     assumptions**: r is at most 1 % (quartz is off by 0.01 %, and a clock that is being corrected by
     0.05 %), and a killed process is gone after at most 0.18 L, 1.8 s with the usual 10 s. A machine
     that is suspended stops its workers, too; see :func:`now`.
+
+    Where nobody goes on after a loss, none of that is needed: the node waits for the whole of L
+    to hear from the others, and then its workers have their grace period.
+
+    Args:
+        seconds: The length of the lease.
+        fenced: A next generation may start when the lease has ended.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, *, fenced: bool = True) -> None:
         self.seconds = seconds
-        self.renew_every: float = seconds / _RENEWALS
+        self.renew_every: float = min(seconds / _RENEWALS, _LONGEST_INTERVAL)
         # A request that takes longer is given up for another try.
-        self.answer_within: float = seconds / _RENEWALS
+        self.answer_within: float = self.renew_every
+        self._safe = (_SAFE if fenced else 1.0) * seconds
+        # What of this time a node does without that has nothing to lose.
+        self.spare: float = max(0.0, self._safe - _IDLE_SECONDS)
 
     def safe_until(self, sent: float) -> float:
         """Up to when workers may start and run, by a renewal that was sent at this time."""
-        return sent + _SAFE * self.seconds
+        return sent + self._safe
 
     def fence_at(self, sent: float) -> float:
         """When workers that still run are killed, by a renewal that was sent at this time."""

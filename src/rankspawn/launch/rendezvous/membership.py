@@ -41,7 +41,7 @@ class Membership:
         keys: Where its entries are.
         terms: The job's.
         me: This node; it joins under this name.
-        fence: Kills this node's workers if its lease may be lost.
+        fence: Kills this node's workers if its lease may be lost; None if nobody goes on then.
         post: Has a call made by the deciding thread.
         held: Is told up to when the lease is safe, by the lease's own thread.
 
@@ -55,7 +55,7 @@ class Membership:
         keys: Keys,
         terms: JobTerms,
         me: Member,
-        fence: Fence,
+        fence: Fence | None,
         *,
         post: Callable[[Callable[[], None]], None],
         held: Callable[[float], None],
@@ -63,24 +63,27 @@ class Membership:
         self._store = store
         self._keys = keys
         self._post = post
+        self._fence = fence
         self._told_held = held
         self._steps: list[participant.Step] = []
         self._retry_at: float | None = None
         sent = now()
         self._lease = store.grant(terms.lease_seconds)
         # A store may grant more time than was asked for; then there is more.
-        self._times = LeaseTimes(self._lease.seconds)
-        safe_until = self._times.safe_until(sent)
-        fence.extend(self._times.fence_at(sent))
-        held(safe_until)
+        self._times = LeaseTimes(self._lease.seconds, fenced=fence is not None)
         ended = _ended_run(store, keys)
-        node = participant.NodeState(me.name, terms, ignores=ended, safe_until=safe_until)
+        node = participant.NodeState(
+            me.name,
+            terms,
+            ignores=ended,
+            safe_until=self._note_held(sent),
+            spare=self._times.spare,
+        )
         self._logic = NodeLogic(keys, replace(me, ignores=ended), node, _new_id)
         self._keeper = LeaseKeeper(
             store,
             self._lease,
             self._times,
-            fence,
             held=self._hear_held,
             lost=lambda: post(lambda: self.feed(participant.LeaseEnded())),
         )
@@ -224,10 +227,19 @@ class Membership:
         self._store.delete(write.key)
         return 0
 
-    def _hear_held(self, safe_until: float) -> None:
+    def _hear_held(self, sent: float) -> None:
         """Tell up to when the lease is good; runs in the lease's thread."""
-        self._told_held(safe_until)
+        safe_until = self._note_held(sent)
         self._post(lambda: self.feed(participant.LeaseHeld(safe_until)))
+
+    def _note_held(self, sent: float) -> float:
+        """Up to when the lease is good, by a renewal that was sent at this time."""
+        # The fence first: the session may be busy, and the workers must not die of that.
+        if self._fence is not None:
+            self._fence.extend(self._times.fence_at(sent))
+        safe_until = self._times.safe_until(sent)
+        self._told_held(safe_until)
+        return safe_until
 
     def _hear(self, prefix: str, after: int | None, found: Snapshot | Changes | StoreError) -> None:
         """Have the deciding thread learn what was found; runs in the changes' thread."""

@@ -133,7 +133,7 @@ class NodeLogic:
         self.wake_at = None
         if self.node.over or self.node.fenced:
             return []
-        self.wake_at = self.node.safe_until
+        self.wake_at = self.node.lost_at
         found = []
         if self._me.report != self.node.report:
             self._me = replace(self._me, report=self.node.report)
@@ -181,7 +181,7 @@ class NodeLogic:
         )
         self._observed = decided.observed
         if decided.wake_at is not None:
-            self.wake_at = min(decided.wake_at, self.node.safe_until)
+            self.wake_at = min(decided.wake_at, self.node.lost_at)
         if decided.state is not None:
             return self._change_state(decided.state)
         return self._tell_waiting(decided.waiting, now)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from rankspawn.launch.rendezvous.job_state import JobState, JobTerms, NodeReport, Phase
 from rankspawn.launch.session import Cause, JobResult
 
-_LOST = "this node lost contact with the others, and its workers were killed"
+_LOST = "this node lost contact with the others, and its workers were ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +120,7 @@ class NodeState:
         terms: Those of its job.
         ignores: The run that had ended before this node came.
         safe_until: Its lease cannot have ended before this time of its clock.
+        spare: Seconds before that at which it looks for another store while it never had workers.
         running: The generation whose workers run here; 0 for none.
         stopping: They have been told to end.
         killing: They have been told to end at once.
@@ -133,6 +134,7 @@ class NodeState:
     terms: JobTerms
     ignores: str = ""
     safe_until: float = 0.0
+    spare: float = 0.0
     running: int = 0
     stopping: bool = False
     killing: bool = False
@@ -140,6 +142,20 @@ class NodeState:
     result: JobResult | None = None
     over: bool = False
     report: NodeReport = field(default_factory=NodeReport)
+
+    @property
+    def lost_at(self) -> float:
+        """When it counts as lost, if nothing is heard until then."""
+        took_part = self.running or self.report.stopped
+        return self.safe_until if took_part else self.safe_until - self.spare
+
+    @property
+    def dies_of_loss(self) -> bool:
+        """Whether its workers have to be gone before its lease ends.
+
+        Not if no generation comes after theirs: they have all the time of a grace period.
+        """
+        return self.terms.survives_loss and not self.report.answered
 
 
 _Reaction = tuple[NodeState, tuple[Step, ...]]
@@ -156,7 +172,7 @@ def react(node: NodeState, event: Event, now: float) -> _Reaction:
     node = _note(node, event, now)
     # Never two generations: past the time up to which its lease is certain, nothing starts under
     # this name at all. What runs is killed, and the node comes back as another member.
-    if not node.fenced and (now >= node.safe_until or isinstance(event, LeaseEnded)):
+    if not node.fenced and (now >= node.lost_at or isinstance(event, LeaseEnded)):
         node = replace(node, fenced=True)
     if node.fenced:
         return _react_fenced(node)
@@ -183,7 +199,7 @@ def _note(node: NodeState, event: Event, now: float) -> NodeState:
         case WorkerFailed(generation, cause) if generation == node.running and not node.stopping:
             # Workers that fail after they were told to stop are victims, no causes; and so are
             # those that the fence has killed before anybody here looked at the clock.
-            if node.fenced or now >= node.safe_until:
+            if node.fenced or now >= node.lost_at:
                 return node
             return replace(node, report=replace(report, failed=generation, cause=cause))
         case AskedToLeave(cause) if report.leaving is None:
@@ -201,7 +217,8 @@ def _follow(node: NodeState, state: JobState) -> _Reaction:
     result = _result_for(node, state, rank)
     if result != node.result:
         node = replace(node, result=result)
-    if state.phase is Phase.ENDING:
+    is_end = state.phase is Phase.ENDED and state.run_id != node.ignores
+    if state.phase is Phase.ENDING or (is_end and state.concerns(node.name)):
         node = replace(node, report=replace(node.report, answered=True))
     if state.calling and not node.running:
         node = replace(node, report=replace(node.report, ready=state.generation + 1))
@@ -258,10 +275,11 @@ def _go_if_over(node: NodeState) -> _Reaction:
 def _react_fenced(node: NodeState) -> _Reaction:
     """Nothing may run under this name any more."""
     if node.running:
-        if node.killing:
+        at_once = node.dies_of_loss
+        if node.killing or (node.stopping and not at_once):
             return node, ()
-        stop = Stop(node.running, "this node lost contact with the others", at_once=True)
-        return replace(node, stopping=True, killing=True), (stop,)
+        stop = Stop(node.running, "this node lost contact with the others", at_once=at_once)
+        return replace(node, stopping=True, killing=at_once), (stop,)
     if node.result is not None:
         return _go_if_over(node)
     report, terms = node.report, node.terms

@@ -90,8 +90,11 @@ class SharedSession:
         )
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox = Outbox()
-        self._fence = Fence()
-        self._marks: dict[int, str] = {}
+        # Only where others go on without a lost node do its workers have to be gone in time.
+        self._fence = Fence() if terms.survives_loss else None
+        # The generations that may run here, with what the fence knows them by.
+        self._marks: dict[int, str | None] = {}
+        self._is_fenced = False
         self._safe_until = 0.0
         self._startable = 0
         self._pending: participant.Start | None = None
@@ -116,7 +119,8 @@ class SharedSession:
     def may_start(self, instruction: StartWorkers) -> bool:
         """Ask right before the first worker of a generation is started.
 
-        From now on whoever carries its mark is killed if this node may have lost its lease.
+        From now on whoever carries its mark is killed if this node may have lost its lease,
+        where the others go on without it.
 
         Returns:
             False if the instruction is not valid any more: then nothing may be started,
@@ -125,8 +129,8 @@ class SharedSession:
         Raises:
             FenceError: Nobody is there to kill the workers; nothing may be started.
         """
-        assert instruction.mark is not None, "this session gave one"
-        self._fence.guard(instruction.mark)
+        if self._fence is not None and instruction.mark is not None:
+            self._fence.guard(instruction.mark)
         self._marks[instruction.generation] = instruction.mark
         if instruction.generation == self._startable and now() < self._safe_until:
             return True
@@ -154,9 +158,7 @@ class SharedSession:
         ports = None if fresh_ports is None else fresh_ports()
         if ports is not None:
             self._post(lambda: self._change_ports(ports))
-        mark = self._marks.pop(generation, None)
-        if mark is not None:
-            self._fence.release(mark)
+        self._release(self._marks.pop(generation, None))
         self._feed(participant.WorkersStopped(generation))
 
     def failed(self, generation: int, *, exit_code: int, text: str, brief: str = "") -> None:
@@ -182,9 +184,8 @@ class SharedSession:
             generation: Which.
             gone: No process of it is left. False where servers run on until all are done.
         """
-        mark = self._marks.pop(generation, None) if gone else None
-        if mark is not None:
-            self._fence.release(mark)
+        if gone:
+            self._release(self._marks.pop(generation, None))
         self._feed(participant.WorkersDone(generation, gone))
 
     def leave(self, text: str, *, exit_code: int) -> None:
@@ -205,7 +206,8 @@ class SharedSession:
         self._hurry = not wait
         self._post(self._close)
         join_patiently(self._thread, None)
-        self._fence.close()
+        if self._fence is not None:
+            self._fence.close()
         self._opened.close()
         if self._membership is not None:
             self._membership.join_threads()
@@ -319,6 +321,11 @@ class SharedSession:
                 else:
                     self._stop(membership, step)
             membership.write()
+        if self._is_fenced and not membership.node.dies_of_loss:
+            # The job ends, and what has to be saved may take longer than the store is there.
+            self._is_fenced = False
+            for mark in list(self._marks.values()):
+                self._release(mark)
         self._start_pending(membership)
         self._tell(membership.waiting)
         if self._closing:
@@ -335,9 +342,9 @@ class SharedSession:
         self._startable = generation
         state = membership.state
         rank = state.rank_of(membership.name)
-        self._outbox.put(
-            StartWorkers(generation, nodes, rank, state.restarts, state.run_id, new_mark())
-        )
+        self._is_fenced = self._fence is not None
+        mark = new_mark() if self._is_fenced else None
+        self._outbox.put(StartWorkers(generation, nodes, rank, state.restarts, state.run_id, mark))
 
     def _stop(self, membership: Membership, stop: participant.Stop) -> None:
         self._startable = 0
@@ -348,6 +355,10 @@ class SharedSession:
             return
         grace = _LAST_GRACE * self._terms.lease_seconds if stop.at_once else None
         self._outbox.put(StopWorkers(stop.generation, stop.reason, grace, stop.succeeded))
+
+    def _release(self, mark: str | None) -> None:
+        if self._fence is not None and mark is not None:
+            self._fence.release(mark)
 
     def _leave_unheard(self, membership: Membership) -> JobResult | None:
         """Go without waiting any longer for the others to take notice."""

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-from rankspawn.launch.rendezvous.fence import Fence, LeaseTimes, now
+from rankspawn.launch.rendezvous.fence import LeaseTimes, now
 from rankspawn.launch.rendezvous.store import (
     Changes,
     Lease,
@@ -31,8 +31,7 @@ class LeaseKeeper:
         store: Whose lease.
         lease: Which.
         times: What follows from its length.
-        fence: Is told up to when the workers may live.
-        held: Is called with the time up to which the lease is safe.
+        held: Is called with the time at which a renewal was sent that was answered.
         lost: Is called once if the store does not know the lease any more.
     """
 
@@ -41,7 +40,6 @@ class LeaseKeeper:
         store: Store,
         lease: Lease,
         times: LeaseTimes,
-        fence: Fence,
         *,
         held: Callable[[float], None],
         lost: Callable[[], None],
@@ -49,7 +47,6 @@ class LeaseKeeper:
         self._store = store
         self._lease = lease
         self._times = times
-        self._fence = fence
         self._held = held
         self._lost = lost
         self._stopped = threading.Event()
@@ -75,9 +72,7 @@ class LeaseKeeper:
                 wait = min(RETRY_SECONDS, self._times.renew_every)
                 continue
             wait = self._times.renew_every
-            # The fence first: the session may be busy, and the workers must not die of that.
-            self._fence.extend(self._times.fence_at(sent))
-            self._held(self._times.safe_until(sent))
+            self._held(sent)
 
 
 class ChangeWatcher:

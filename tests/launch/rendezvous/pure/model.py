@@ -2,8 +2,8 @@
 
 Nodes see the job's state late, the store hears their reports late, and the leading node decides
 on members that it read a while ago: each of these is a step of its own. Leases end only after
-the node's workers are gone, which is the one thing that the rules take for granted; whether the
-clocks make it true is the simulation's question.
+the node's workers are gone, which is the one thing that the rules take for granted where a job goes
+on after a loss; whether the clocks make it true is the simulation's question.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _steps_of(world: World, index: int, node: ModelNode) -> Iterator[tuple[str, 
         yield "work done on", _work_done(world, index)
     if world.faults_left:
         yield from _faults(replace(world, faults_left=world.faults_left - 1), index, node)
-    if _lease_can_end(node):
+    if _lease_can_end(world, node):
         yield "lease ends of", _set(world, index, replace(node, published=None, lease_ended=True))
 
 
@@ -127,10 +127,14 @@ def _faults(world: World, index: int, node: ModelNode) -> Iterator[tuple[str, Wo
     yield "kill launcher of", _set(world, index, replace(node, node_state=None, must_end=True))
 
 
-def _lease_can_end(node: ModelNode) -> bool:
-    """The assumption: a lease ends only when the node, or its fence, has killed its workers."""
+def _lease_can_end(world: World, node: ModelNode) -> bool:
+    """The assumption: a lease ends only when the node, or its fence, has killed its workers.
+
+    Where nobody goes on after a loss, they may live.
+    """
     quiet = node.node_state is None or node.node_state.fenced or node.node_state.over
-    return node.published is not None and quiet and not node.alive
+    may_end = not node.alive or not world.terms.survives_loss
+    return node.published is not None and quiet and may_end
 
 
 def _processes_end(world: World, index: int) -> World:

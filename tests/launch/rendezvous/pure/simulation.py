@@ -91,7 +91,7 @@ class Cluster:
         self.random = random.Random(seed)
         self.conditions = conditions or Conditions()
         self.time = 0.0
-        self.times = LeaseTimes(terms.lease_seconds)
+        self.times = LeaseTimes(terms.lease_seconds, fenced=terms.survives_loss)
         self.store = KeyValues(first_revision=1)
         self.store_rate = 1 + self.random.uniform(-DRIFT, DRIFT)
         self.store_up = True
@@ -226,7 +226,7 @@ class Cluster:
                 returned=returned,
             )
             safe_until = self.times.safe_until(sent)
-            node_state = NodeState(name, self.terms, safe_until=safe_until)
+            node_state = NodeState(name, self.terms, safe_until=safe_until, spare=self.times.spare)
             node.logic = NodeLogic(KEYS, me, node_state, lambda: f"id{next(self._ids)}")
             self._extend_fence(node, life, sent)
             self.later(self.times.renew_every, lambda: self._renew(node, life))
@@ -259,6 +259,8 @@ class Cluster:
 
     def _extend_fence(self, node: SimNode, life: int, sent: float) -> None:
         """The fence is a process of its own: it acts whatever became of the launcher."""
+        if not self.terms.survives_loss:
+            return
         node.fence_at[life] = self.times.fence_at(sent)
         wait = (node.fence_at[life] - self.clock(node)) / node.rate
         self.later(max(0.0, wait) + 1e-6, lambda: self._fence(node, life))
@@ -354,7 +356,8 @@ class Cluster:
 
     def _start(self, node: SimNode, generation: int) -> None:
         assert node.life not in node.alive, "started while workers run"
-        assert self.clock(node) < node.fence_at[node.life], "started behind the fence"
+        fence_at = node.fence_at.get(node.life, float("inf"))
+        assert self.clock(node) < fence_at, "started behind the fence"
         node.alive[node.life] = generation
         self.processes[generation] += 1
         self.most_nodes[generation] = max(self.most_nodes[generation], self.processes[generation])

@@ -119,17 +119,47 @@ class TestStop:
 
 
 class TestFence:
-    def test_kills_at_once_and_only_once(self, running: Node) -> None:
+    @pytest.fixture
+    def elastic(self) -> Node:
+        node = Node(ELASTIC)
+        assert node.feed(Saw(RUNNING)) == [Start(1)]
+        return node
+
+    def test_kills_at_once_and_only_once(self, elastic: Node) -> None:
+        (stop,) = elastic.feed(Tick(), now=10.0)
+        assert isinstance(stop, Stop)
+        assert stop.at_once
+        assert elastic.feed(Tick(), now=11.0) == []
+
+    def test_also_what_is_being_stopped_gently(self, elastic: Node) -> None:
+        elastic.feed(Saw(gathering(RUNNING)))
+        (stop,) = elastic.feed(LeaseEnded())
+        assert isinstance(stop, Stop)
+        assert stop.at_once
+
+    def test_leaves_workers_their_time_where_no_generation_follows(self, running: Node) -> None:
         (stop,) = running.feed(Tick(), now=10.0)
         assert isinstance(stop, Stop)
-        assert stop.at_once
-        assert running.feed(Tick(), now=11.0) == []
+        assert not stop.at_once
 
-    def test_also_what_is_being_stopped_gently(self, running: Node) -> None:
-        running.feed(Saw(gathering(RUNNING)))
-        (stop,) = running.feed(LeaseEnded())
-        assert isinstance(stop, Stop)
-        assert stop.at_once
+    @pytest.mark.parametrize("terms", [FIXED, ELASTIC])
+    def test_does_not_hurry_workers_of_a_job_that_ends(self, terms: JobTerms) -> None:
+        node = Node(terms)
+        node.feed(Saw(RUNNING))
+        ending = replace(RUNNING, phase=Phase.ENDING, causes=(FAILURE,))
+        assert len(node.feed(Saw(ending))) == 1
+        assert node.feed(LeaseEnded()) == []
+        assert node.feed(Tick(), now=11.0) == []
+
+    def test_a_node_that_never_had_workers_looks_for_another_store_soon(self) -> None:
+        node = Node()
+        node.node_state = replace(node.node_state, spare=4.0)
+        assert node.feed(Tick(), now=5.9) == []
+        assert node.feed(Tick(), now=6.0) == [Rejoin()]
+
+    def test_a_node_with_workers_waits_for_the_whole_time(self, running: Node) -> None:
+        running.node_state = replace(running.node_state, spare=4.0)
+        assert running.feed(Tick(), now=9.9) == []
 
     def test_cannot_be_undone(self, running: Node) -> None:
         running.feed(Tick(), now=10.0)
