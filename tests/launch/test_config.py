@@ -32,6 +32,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "max_restart": ("5", {"max_restart": 5}),
     "elastic_level": ("1", {"elastic_level": 1}),
     "elastic_timeout": ("2.5", {"elastic_timeout": 2.5}),
+    "join_timeout": ("60", {"join_timeout": 60.0}),
     "node_timeout": ("5", {"node_timeout": 5.0}),
     "grace_period": ("0", {"grace_period": 0.0}),
     "log_dir": ("out/logs", {"log_dir": "out/logs"}),

@@ -191,10 +191,52 @@ def test_asked_to_end_while_waiting_for_the_master(job: Job, master: str) -> Non
 def test_different_flags_are_refused_with_both(job: Job, master: str) -> None:
     first = job.start("--nnodes", "2", "--master", master)
     first.wait_for("1 of 2 nodes are here")
-    second = job.start("--nnodes", "3", "--master", master)
-    assert second.wait() == 1
-    assert "--nnodes 3" in second.said
-    assert "the job has --nnodes 2" in second.said
+    job.start("--nnodes", "3", "--master", master)
+    assert job.codes() == [1, 1]
+    for member in job.members:
+        assert "--nnodes 3" in member.said
+        assert "the job has --nnodes 2" in member.said
+
+
+@pytest.mark.parametrize(
+    "index", [1, pytest.param(0, marks=pytest.mark.slow)], ids=["other", "master"]
+)
+def test_a_node_that_cannot_take_part_ends_the_job_with_its_reason(
+    job: Job, master: str, index: int
+) -> None:
+    flags = ("--nnodes", "2", "--master", master)
+    scripts = [(SCRIPT,), (SCRIPT,)]
+    scripts[index] = ("nowhere.py",)
+    for rank, script in enumerate(scripts):
+        job.start(*flags, "--rank", str(rank), script=script)
+    assert job.codes() == [127, 127]
+    for member in job.members:
+        assert member.said.splitlines()[-1].endswith("there is no script nowhere.py")
+
+
+@pytest.mark.slow
+def test_a_folder_for_the_logs_that_cannot_be_used_is_such_a_reason(job: Job, master: str) -> None:
+    (job.folder / "file").touch()
+    job.start("--nnodes", "2", "--master", master)
+    job.start("--nnodes", "2", "--master", master, "--log_dir", str(job.folder / "file"))
+    assert job.codes() == [2, 2]
+    for member in job.members:
+        assert "cannot be made a folder for the logs" in member.said.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_who_never_comes_is_named(job: Job, master: str) -> None:
+    first = job.start("--nnodes", "2", "--master", master, "--rank", "0", "--join_timeout", "1")
+    assert first.wait() == 1
+    assert "came within 1 s (127.0.0.1), missing: " in first.said.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_a_master_that_never_comes_is_named(job: Job, master: str) -> None:
+    first = job.start("--nnodes", "2", "--master", master, "--rank", "1", "--join_timeout", "1")
+    assert first.wait() == 1
+    assert f"nobody listens at {master}" in first.said.splitlines()[-1]
+    assert "given up after 1 s" in first.said.splitlines()[-1]
 
 
 @pytest.mark.slow

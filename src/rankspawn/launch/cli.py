@@ -63,7 +63,6 @@ def _configure(argv: Sequence[str]) -> LaunchConfig:
     for note in config.notes:
         logger.warning("%s", note)
     _check_nodes(config)
-    _check_script(config)
     return config
 
 
@@ -93,10 +92,16 @@ def _run_job(config: LaunchConfig, argv: Sequence[str], signals: Signals) -> int
     follower = LogFollower(1)
     try:
         machine = RealMachine()
-        join = _way_to_others(config, machine, argv) if config.spans_machines else _be_alone
-        with closing(ThisNode(config, machine, follower)) as here:
-            agent = Agent(here, signals)
-            result = agent.run(lambda: join(here))
+        others = _Others(config, machine, argv) if config.spans_machines else None
+        try:
+            _check_script(config)
+            with closing(ThisNode(config, machine, follower)) as here:
+                agent = Agent(here, signals)
+                result = agent.run(lambda: others.meet(here) if others else _be_alone(here))
+        except (UsageError, OSError) as error:
+            if others is not None:
+                others.tell(error, signals)
+            raise
     finally:
         _wait_for_terminal(follower.finish, signals)
     _say_goodbye(result, agent, signals.ending)
@@ -112,14 +117,26 @@ def _be_alone(here: ThisNode) -> Session:
     return LocalSession(here.config, Node(0, here.host, ports, name=os.urandom(3).hex()))
 
 
-def _way_to_others(
-    config: LaunchConfig, machine: Machine, argv: Sequence[str]
-) -> Callable[[ThisNode], Session]:
-    """How this node begins to take part in a job of several; refuses what cannot be meant."""
-    from rankspawn.launch.joining import begin_session, plan_join
+class _Others:
+    """The way to the other nodes of the job; refuses what cannot be meant."""
 
-    plan = plan_join(config, machine)
-    return lambda here: begin_session(plan, here, argv)
+    def __init__(self, config: LaunchConfig, machine: Machine, argv: Sequence[str]) -> None:
+        from rankspawn.launch.joining import plan_join
+
+        self._config, self._machine, self._argv = config, machine, argv
+        self._plan = plan_join(config, machine)
+
+    def meet(self, here: ThisNode) -> Session:
+        """Begin to take part."""
+        from rankspawn.launch.joining import begin_session
+
+        return begin_session(self._plan, here, self._argv)
+
+    def tell(self, error: Exception, signals: Signals) -> None:
+        """Have them know why this node cannot take part."""
+        from rankspawn.launch.joining import tell_inability
+
+        tell_inability(self._plan, self._config, self._machine, error, signals)
 
 
 def _wait_for_terminal(finish: Callable[[float | None], None], signals: Signals) -> None:

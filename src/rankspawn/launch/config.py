@@ -84,6 +84,7 @@ class LaunchConfig:
     max_restart: int = 3
     elastic_level: int = -1
     elastic_timeout: float = 30.0
+    join_timeout: float = 600.0
     node_timeout: float = _FIXED_TIMEOUT
     grace_period: float = 10.0
     servers: tuple[str, ...] = ()

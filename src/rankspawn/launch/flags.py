@@ -135,6 +135,9 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "elastic_timeout", read.seconds, "seconds to wait for more nodes than the fewest (30)"
         ),
         Flag(
+            "join_timeout", read.seconds, "seconds to wait for the fewest nodes at the start (600)"
+        ),
+        Flag(
             "node_timeout",
             read.node_timeout,
             "seconds without a sign of life after which a node counts as dead (30; 10 in a job "

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import sys
 import threading
+import time
 from dataclasses import dataclass
 
-from rankspawn.interrupts import join_patiently
+from rankspawn.interrupts import ImpatientError, join_patiently
 from rankspawn.launch.controllers.role_options import check_roles, role_terms
 from rankspawn.launch.controllers.roles import listed_nodes, own_place
-from rankspawn.launch.flags import FLAGS, UsageError, read_variables, split_flags
+from rankspawn.launch.flags import (
+    FLAGS,
+    UsageError,
+    exit_code_of_error,
+    read_variables,
+    split_flags,
+)
 from rankspawn.launch.rendezvous.fence import LeaseTimes
 from rankspawn.launch.rendezvous.job_state import JobTerms
 from rankspawn.launch.rendezvous.session import SharedSession
 from rankspawn.launch.rendezvous.stores import AddressError, OpenStore, open_store, read_master
 from rankspawn.launch.rendezvous.tokens import Token, TokenError, find_token, given_token, new_token
+from rankspawn.launch.session import Cause, JobOver
 from rankspawn.plan.topology import is_loopback, join, split_endpoint
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from rankspawn.interrupts import Signals
     from rankspawn.launch.config import LaunchConfig
     from rankspawn.launch.node import ThisNode
     from rankspawn.plan.devices import Machine
@@ -157,7 +167,7 @@ def begin_session(plan: JoinPlan, here: ThisNode, argv: Sequence[str]) -> Shared
     terms = _job_terms(plan, here.config)
     try:
         token = _token(plan)
-        opened = _hearing_signals(lambda: _open(plan, here, token, terms))
+        opened = _hearing_signals(lambda: _open(plan, here.config, here.machine, token, terms))
     except (AddressError, TokenError, ImportError) as error:
         raise UsageError(str(error)) from error
     try:
@@ -181,6 +191,57 @@ def begin_session(plan: JoinPlan, here: ThisNode, argv: Sequence[str]) -> Shared
         raise
 
 
+def tell_inability(
+    plan: JoinPlan, config: LaunchConfig, machine: Machine, error: Exception, signals: Signals
+) -> None:
+    """Have the other nodes end with the reason why this one cannot take part.
+
+    Takes no longer than ``--elastic_timeout``, and a signal ends it.
+
+    Args:
+        plan: Where they meet.
+        config: What was asked for.
+        machine: This one.
+        error: The reason.
+        signals: What the launcher receives.
+    """
+    terms = _job_terms(plan, config)
+    who = config.host or plan.host or os.uname().nodename
+    cause = Cause(
+        "unable", f"the node on {who} cannot take part: {error}", exit_code_of_error(error)
+    )
+    try:
+        with signals.interruptible():
+            opened = _hearing_signals(lambda: _open(plan, config, machine, _token(plan), terms))
+    except (ValueError, OSError, ImportError, ImpatientError):
+        return  # the others cannot be reached, or need not be
+    logger.warning("%s; the other nodes are told", error)
+    session = SharedSession(
+        opened,
+        job_id=config.job_id,
+        terms=terms,
+        ports=(),
+        given_rank=plan.node_rank,
+        unable=cause,
+    )
+    try:
+        with signals.interruptible():
+            _wait_for_end(session, terms.elastic_timeout)
+            session.close()
+    except ImpatientError:
+        pass
+    finally:
+        session.close(wait=False)
+
+
+def _wait_for_end(session: SharedSession, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while (left := deadline - time.monotonic()) > 0:
+        select.select([session.fileno()], [], [], left)
+        if any(isinstance(instruction, JobOver) for instruction in session.take()):
+            return
+
+
 def _job_terms(plan: JoinPlan, config: LaunchConfig) -> JobTerms:
     lease = config.node_timeout
     return JobTerms(
@@ -194,6 +255,7 @@ def _job_terms(plan: JoinPlan, config: LaunchConfig) -> JobTerms:
         answer_seconds=min(3.0, 0.3 * lease),
         expected=plan.hosts,
         roles=role_terms(config),
+        join_timeout=config.join_timeout,
     )
 
 
@@ -204,13 +266,15 @@ def _token(plan: JoinPlan) -> Token | None:
     return given_token(os.environ) or new_token()
 
 
-def _open(plan: JoinPlan, here: ThisNode, token: Token | None, terms: JobTerms) -> OpenStore:
+def _open(
+    plan: JoinPlan, config: LaunchConfig, machine: Machine, token: Token | None, terms: JobTerms
+) -> OpenStore:
     try:
         return open_store(
             plan.master,
             secret="" if token is None else token.secret,
-            job_id=here.config.job_id,
-            machine=here.machine,
+            job_id=config.job_id,
+            machine=machine,
             node_rank=plan.node_rank,
             host=plan.host,
             max_nodes=plan.max_nodes,

@@ -115,8 +115,16 @@ def name_silent_store(result: JobResult, address: str) -> JobResult:
 
 
 def too_few(state: JobState, eligible: Sequence[Member]) -> Cause:
-    """The cause of the end of a job that waited in vain for a replacement."""
+    """The cause of the end of a job that waited in vain for nodes."""
     terms = state.terms
+    if not state.group:
+        came = name_some([member.host for member in eligible]) or "none"
+        text = (
+            f"{len(eligible)} of at least {terms.min_nodes} nodes came within "
+            f"{terms.join_timeout:g} s ({came}), missing: "
+            f"{describe_missing(terms, eligible, terms.min_nodes)}; see --join_timeout"
+        )
+        return Cause("too few", text)
     text = (
         f"{len(eligible)} of at least {terms.min_nodes} nodes were left, and none took the place "
         f"of a lost one within {terms.elastic_timeout:g} s"
@@ -124,18 +132,18 @@ def too_few(state: JobState, eligible: Sequence[Member]) -> Cause:
     return Cause("too few", text)
 
 
-def waiting_text(state: JobState, eligible: Sequence[Member], deadline: float | None) -> str:
+def waiting_text(state: JobState, eligible: Sequence[Member]) -> str:
     """Who is there, who is missing, and what comes of it.
 
     Without a countdown: each change of it goes to every node.
     """
     terms = state.terms
     here = name_some([member.host for member in eligible])
-    because = f"{state.because}; " if state.because else ""
+    why = state.causes[0].text if state.is_doomed else state.because
+    because = f"{why}; " if why else ""
     text = f"{because}{len(eligible)} of {terms.max_nodes} nodes are here ({here})"
     if len(eligible) < terms.max_nodes:
         text += f", missing: {describe_missing(terms, eligible, terms.max_nodes)}"
-    if deadline is None:
-        return text
-    verb = "starting with these" if len(eligible) >= terms.min_nodes else "giving up"
-    return f"{text}; {verb} after {terms.elastic_timeout:g} s"
+    if len(eligible) >= terms.min_nodes:
+        return f"{text}; starting with these after {terms.elastic_timeout:g} s"
+    return f"{text}; giving up after {state.patience:g} s"

@@ -122,7 +122,8 @@ def next_state(
     if _is_over(state, members):
         return NextState(observed, JobState(run_id, terms, generation=state.generation))
     observed = _observe(state, members, observed, now)
-    cleaned = refuse_members(state, members, observed.changed, now)
+    # In one step: who is refused goes at once, and would leave the others waiting for it.
+    cleaned = _doom(refuse_members(state, members, observed.changed, now), members)
     if cleaned != state:
         return NextState(observed, cleaned)
     return _RULES[state.phase](state, members, observed, now)
@@ -188,14 +189,27 @@ def _gather(
     eligible = eligible_members(state, members)
     if not state.group and (cause := unreachable_cause(eligible)):
         return NextState(observed, _end(state, [cause]))
+    if state.is_doomed and len(members) >= state.terms.max_nodes:
+        return NextState(observed, _end(state, state.causes))
     deadline = _forming_at(state, eligible, observed)
-    if deadline is not None and now >= deadline:
+    if now >= deadline:
         if len(eligible) < state.terms.min_nodes:
-            return NextState(observed, _end(state, [*state.causes, too_few(state, eligible)]))
+            too_late = () if state.is_doomed else (too_few(state, eligible),)
+            return NextState(observed, _end(state, [*state.causes, *too_late]))
         return _call(state, eligible, observed, now)
-    times = (deadline, tolerated_until(state, members, observed.changed))
-    wake_at = min((time for time in times if time is not None), default=None)
-    return NextState(observed, wake_at=wake_at, waiting=waiting_text(state, eligible, deadline))
+    wake_at = min(deadline, tolerated_until(state, members, observed.changed) or deadline)
+    return NextState(observed, wake_at=wake_at, waiting=waiting_text(state, eligible))
+
+
+def _doom(state: JobState, members: Mapping[str, Member]) -> JobState:
+    """Note why a job that has not begun never will: nodes that it needs cannot take part."""
+    if state.phase is not Phase.GATHERING or state.group:
+        return state
+    found = {cause.node: cause for cause in state.causes}
+    found |= {refusal.name: refusal.cause for refusal in state.refused}
+    if found and len(eligible_members(state, members)) >= state.terms.min_nodes:
+        found = {}
+    return replace(state, causes=tuple(found.values()))
 
 
 def _call(state: JobState, eligible: Sequence[Member], observed: Observed, now: float) -> NextState:
@@ -218,8 +232,8 @@ def _call(state: JobState, eligible: Sequence[Member], observed: Observed, now: 
     return NextState(observed, wake_at=deadline if now < deadline else None, waiting=text)
 
 
-def _forming_at(state: JobState, eligible: Sequence[Member], observed: Observed) -> float | None:
-    """When the next generation is formed, or given up, if nothing changes; None for never."""
+def _forming_at(state: JobState, eligible: Sequence[Member], observed: Observed) -> float:
+    """When the next generation is formed, or given up, if nothing changes."""
     terms = state.terms
     never_before = observed.since
     if not state.group and any(member.returned for member in eligible):
@@ -229,8 +243,7 @@ def _forming_at(state: JobState, eligible: Sequence[Member], observed: Observed)
     if len(eligible) >= terms.max_nodes:
         return never_before
     if len(eligible) < terms.min_nodes:
-        # Before its first generation a job waits for as long as its user does.
-        return observed.since + terms.elastic_timeout if state.group else None
+        return observed.since + state.patience
     if state.hold or not state.group:
         return max(never_before, observed.since + terms.elastic_timeout)
     if {member.name for member in eligible}.issuperset(state.group):

@@ -35,6 +35,7 @@ class JobTerms:
             replaces a lost one.
         lease_seconds: How long a node counts as alive after its last sign of life.
         settle_seconds: Changes that come within this time are one regroup.
+        join_timeout: Seconds to wait for the fewest nodes at the beginning.
         answer_seconds: How long the end of a failed job waits for nodes that do not answer.
         expected: The nodes' addresses if they are known beforehand, to name a missing one.
         roles: Flags that say which processes each node has, as a user would write them.
@@ -50,6 +51,7 @@ class JobTerms:
     answer_seconds: float = 3.0
     expected: tuple[str, ...] = ()
     roles: str = "--run_mode collective"
+    join_timeout: float = 600.0
 
     @property
     def is_elastic(self) -> bool:
@@ -84,6 +86,7 @@ class NodeReport:
         failed: The generation in which a worker failed here, and ``cause`` what happened.
         leaving: Why it wants to leave; None if it does not.
         answered: It has seen that the job is ending.
+        unable: Why it cannot take part; None if it can.
     """
 
     stopped: int = 0
@@ -93,6 +96,7 @@ class NodeReport:
     cause: Cause | None = None
     leaving: Cause | None = None
     answered: bool = False
+    unable: Cause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,17 @@ class JobState:
     def result(self) -> JobResult:
         """How the job ended; meaningful in the phase ENDED."""
         return JobResult(self.causes)
+
+    @property
+    def is_doomed(self) -> bool:
+        """Whether it cannot begin, because nodes that it needs cannot take part."""
+        return self.phase is Phase.GATHERING and not self.group and bool(self.causes)
+
+    @property
+    def patience(self) -> float:
+        """Seconds for which too few nodes wait for more."""
+        begins = not self.group and not self.is_doomed
+        return self.terms.join_timeout if begins else self.terms.elastic_timeout
 
     def concerns(self, name: str) -> bool:
         """Whether the end of this run is the end of this member's part, too.

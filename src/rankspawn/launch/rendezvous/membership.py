@@ -77,6 +77,7 @@ class Membership:
             terms,
             ignores=ended,
             safe_until=self._note_held(sent),
+            report=me.report,
             spare=self._times.spare,
         )
         self._logic = NodeLogic(keys, replace(me, ignores=ended), node, _new_id)

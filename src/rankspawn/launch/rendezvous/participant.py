@@ -243,7 +243,10 @@ def _result_for(node: NodeState, state: JobState, rank: int) -> JobResult | None
     """How this node's part ends, if it does."""
     if state.phase is Phase.ENDED and state.run_id != node.ignores and state.concerns(node.name):
         return state.result
-    for refusal in state.refused:
+    # A node that is needed stays until the others know why it cannot be had; it may be the one
+    # that leads, or that has the master.
+    is_final = state.phase is not Phase.ENDING and not state.is_doomed
+    for refusal in state.refused if is_final else ():
         if refusal.name == node.name:
             return JobResult((refusal.cause,))
     is_known = state.phase is Phase.GATHERING and not state.blamed

@@ -60,6 +60,10 @@ def find_objections(state: JobState, staying: Iterable[Member]) -> list[Refusal]
     for member in there.values():
         if member.name in group_names:
             continue
+        unable = member.report.unable
+        if unable is not None:
+            found.append(Refusal(member.name, replace(unable, node=member.name)))
+            continue
         text = (
             _other_flags(member, flags)
             or _impossible_rank(member, server, state.terms.max_nodes)

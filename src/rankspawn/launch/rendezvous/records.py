@@ -98,8 +98,9 @@ def read_member(entry: Entry) -> Member:
     """A node and its report."""
     data = json.loads(entry.value)
     flags, report = data.pop("terms"), data.pop("news")
-    for name in ("cause", "leaving"):
-        report[name] = report[name] and Cause(**report[name])
+    for name in ("cause", "leaving", "unable"):
+        fields = report.get(name)
+        report[name] = fields and Cause(**fields)
     known = {
         "flags": flags,
         "report": _made(NodeReport, report),

@@ -22,7 +22,7 @@ from rankspawn.launch.flags import CANNOT_EXECUTE, WRONG_USAGE, UsageError
 from rankspawn.launch.rendezvous import participant
 from rankspawn.launch.rendezvous.causes import name_silent_store
 from rankspawn.launch.rendezvous.fence import Fence, now
-from rankspawn.launch.rendezvous.job_state import JobTerms, Member
+from rankspawn.launch.rendezvous.job_state import JobTerms, Member, NodeReport
 from rankspawn.launch.rendezvous.membership import Membership
 from rankspawn.launch.rendezvous.records import Keys, clip
 from rankspawn.launch.rendezvous.store import StoreRefusedError, StoreUnreachableError
@@ -65,6 +65,7 @@ class SharedSession:
         terms: The job's.
         ports: One per worker of this node.
         given_rank: The rank that the user gave this node; -1 for none.
+        unable: Why this node cannot take part, for the others to know; None if it can.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class SharedSession:
         terms: JobTerms,
         ports: Sequence[int],
         given_rank: int = -1,
+        unable: Cause | None = None,
     ) -> None:
         self._opened = opened
         self._keys = Keys(job_id)
@@ -87,6 +89,7 @@ class SharedSession:
             serves=opened.master is not None,
             machine=machine_id(),
             flags=terms.flags,
+            report=NodeReport(unable=unable),
         )
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._outbox = Outbox()
@@ -278,6 +281,7 @@ class SharedSession:
     def _join(self, *, returned: bool) -> JobResult | None:
         """Become a member; a result if that can never be."""
         began = now()
+        patience = self._terms.elastic_timeout if returned else self._terms.join_timeout
         while not self._closing:
             if self._leaving is not None:
                 return JobResult((self._leaving,))
@@ -293,9 +297,9 @@ class SharedSession:
                     held=self._note_held,
                 )
             except StoreUnreachableError as error:
-                if returned and now() >= began + self._terms.elastic_timeout:
-                    text = f"{error}; given up after {self._terms.elastic_timeout:g} s"
-                    return JobResult((Cause("lost", text),))
+                if now() >= began + patience:
+                    text = f"{error}; given up after {patience:g} s"
+                    return JobResult((Cause("lost" if returned else "absent", text),))
                 self._tell(f"waiting for the other nodes: {error}")
             except StoreRefusedError as error:
                 if now() >= began + _REFUSED_SECONDS:

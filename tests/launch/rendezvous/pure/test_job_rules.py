@@ -109,7 +109,7 @@ class TestStart:
         job = Job(FIXED).join("a")
         assert job.phase() is Phase.GATHERING
         assert "missing: 1 more node" in job.last.waiting
-        assert job.wait(10_000).phase() is Phase.GATHERING
+        assert job.wait(FIXED.join_timeout - 1).phase() is Phase.GATHERING
 
         job.join("b")
 
@@ -126,7 +126,18 @@ class TestStart:
         assert job.wait(0.2).job.group == ("a", "b")
 
     def test_an_elastic_job_does_not_start_with_fewer(self) -> None:
-        assert Job(ELASTIC).join("a").wait(10_000).phase() is Phase.GATHERING
+        assert Job(ELASTIC).join("a").wait(599).phase() is Phase.GATHERING
+
+    def test_who_never_comes_is_not_waited_for_for_ever(self) -> None:
+        terms = JobTerms(3, 3, join_timeout=60.0)
+        job = Job(terms).join("a", given_rank=0).join("b", given_rank=2).wait(59)
+        assert "missing: rank 1; giving up after 60 s" in job.last.waiting
+        job.wait(1).answer()
+        assert job.phase() is Phase.ENDED
+        assert job.job.result.text == (
+            "2 of at least 3 nodes came within 60 s (10.0.0.1, 10.0.0.2), missing: rank 1; "
+            "see --join_timeout"
+        )
 
     def test_loopback_on_two_machines_ends_it_with_the_reason(self) -> None:
         job = Job(FIXED).join("a", host="127.0.0.1", machine="A").join("b", machine="B")
@@ -265,6 +276,49 @@ class TestEnd:
         job = running(FIXED, "a", "b").join("c").vanish("a").vanish("b")
         assert job.phase() is Phase.GATHERING
         assert job.join("d").job.group == ("c", "d")
+
+
+class TestNodesThatCannotTakePart:
+    """Before the job has begun; later they are sent away."""
+
+    UNABLE = NodeReport(unable=Cause("unable", "there is no script train.py", 127))
+
+    def test_end_the_job_with_their_reason_once_all_have_come(self) -> None:
+        job = Job(JobTerms(3, 3)).join("a").join("b", report=self.UNABLE)
+        assert job.phase() is Phase.GATHERING, "the third would wait for a job that is gone"
+        assert job.last.waiting.startswith("there is no script train.py; 1 of 3 nodes are here")
+        job.join("c").answer()
+        assert job.phase() is Phase.ENDED
+        assert job.job.result.text == "there is no script train.py"
+        assert job.job.result.exit_code == 127
+
+    def test_end_it_also_if_they_are_gone_and_others_never_come(self) -> None:
+        job = Job(JobTerms(3, 3)).join("a").join("b", report=self.UNABLE).vanish("b")
+        job.wait(29).join("c")
+        assert job.phase() is Phase.GATHERING
+        assert job.wait(1).answer().job.result.exit_code == 127
+
+    def test_are_not_needed_if_enough_others_come(self) -> None:
+        job = Job(JobTerms(2, 2)).join("a").join("b", report=self.UNABLE)
+        assert job.phase() is Phase.ENDING
+        job = Job(JobTerms(1, 3)).join("a").join("b", report=self.UNABLE).wait(30)
+        assert job.job.group == ("a",)
+        assert job.job.refused[0].cause.exit_code == 127
+
+    def test_a_better_one_can_take_their_place_for_a_while(self) -> None:
+        job = Job(JobTerms(3, 3)).join("a").join("b", report=self.UNABLE).vanish("b")
+        job.join("b2", "c")
+        assert job.job.group == ("a", "b2", "c")
+
+    def test_with_other_flags_are_such_nodes(self) -> None:
+        job = Job(FIXED).join("a", flags=FIXED.flags).join("b", flags=JobTerms(3, 3).flags)
+        assert "--nnodes 3, but the job has --nnodes 2" in job.answer().job.result.text
+        assert job.phase() is Phase.ENDED
+
+    def test_do_not_disturb_a_job_that_runs(self) -> None:
+        job = running(ELASTIC, "a", "b", "c").join("d", report=self.UNABLE).wait(100)
+        assert job.phase() is Phase.RUNNING
+        assert job.job.refused[0].name == "d"
 
 
 class TestRegroup:

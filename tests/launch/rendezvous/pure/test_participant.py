@@ -224,6 +224,14 @@ class TestEnd:
         running.feed(WorkersStopped(1))
         assert running.feed(Saw(state)) == [Over(JobResult((FAILURE,)))]
 
+    def test_not_for_a_node_that_is_sent_away_before_the_others_know_why(self) -> None:
+        node = Node()
+        doomed = JobState("run", FIXED, causes=(FAILURE,), refused=(Refusal("me", FAILURE),))
+        assert node.feed(Saw(doomed)) == []
+        assert node.feed(Saw(replace(doomed, phase=Phase.ENDING))) == []
+        ended = replace(doomed, phase=Phase.ENDED)
+        assert node.feed(Saw(ended)) == [Over(JobResult((FAILURE,)))]
+
     def test_of_leaving_once_the_others_know(self, running: Node) -> None:
         cause = Cause("left", "Ctrl-C", 130)
         assert running.feed(AskedToLeave(cause)) == [Stop(1, "Ctrl-C")]

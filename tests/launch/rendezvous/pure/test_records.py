@@ -53,7 +53,14 @@ def test_a_state() -> None:
 
 def test_a_member_gets_its_order_from_the_store() -> None:
     report = NodeReport(
-        stopped=1, ready=2, done=3, failed=4, cause=CAUSE, leaving=CAUSE, answered=True
+        stopped=1,
+        ready=2,
+        done=3,
+        failed=4,
+        cause=CAUSE,
+        leaving=CAUSE,
+        answered=True,
+        unable=CAUSE,
     )
     member = Member(
         name="abcdef",
@@ -154,4 +161,5 @@ def test_the_names_in_a_store_stay() -> None:
         "cause",
         "leaving",
         "answered",
+        "unable",
     ]
