@@ -169,6 +169,22 @@ class TestElastic:
             worker.say("exit 0")
         assert job.codes() == [0, 0]
 
+    def test_a_master_that_is_started_again_goes_on_counting(self, job: Job, master: str) -> None:
+        flags = ("--nnodes", "1:2", "--master", master, "--elastic_timeout", "50", *SHORT)
+        first = job.start(*flags)
+        first.wait_for("1 of 2 nodes are here")
+        second = job.start(*flags)
+        workers = job.workers(2)
+        first.send(signal.SIGKILL)
+        workers[0].wait_gone()
+        third = job.start(*flags, "--rank", "0")
+        workers = job.next_generation(workers, 2)
+        assert [worker.restarts for worker in workers] == [1, 1]
+        assert workers[1]["PADDLE_LOG_DIR"].endswith("log1")
+        for worker in workers:
+            worker.say("exit 0")
+        assert [second.wait(), third.wait()] == [0, 0]
+
     def test_restarts_are_counted_for_the_whole_job(self, job: Job, master: str) -> None:
         flags = (
             "--nnodes",

@@ -12,6 +12,7 @@ import pytest
 
 from rankspawn.launch.rendezvous.fence import Fence
 from rankspawn.launch.rendezvous.job_state import JobTerms
+from rankspawn.launch.rendezvous.keyvalues import KeyValues
 from rankspawn.launch.rendezvous.master import Master
 from rankspawn.launch.rendezvous.session import SharedSession
 from rankspawn.launch.rendezvous.store import (
@@ -216,6 +217,23 @@ def test_an_elastic_node_comes_back(join: Open, store: FakeStore) -> None:
     again = start(session)
     assert again.generation > begun.generation
     assert again.nodes[0].name != begun.nodes[0].name
+
+
+@pytest.mark.slow
+def test_a_store_that_forgets_everything_forgets_neither_count_nor_ranks(
+    join: Open, store: FakeStore
+) -> None:
+    terms = JobTerms(2, 2, elastic_level=1, lease_seconds=2.0)
+    nodes = [join(terms) for _ in range(2)]
+    begun = [start(node) for node in nodes]
+    ranks = [instruction.node_rank for instruction in begun]
+    store.values = KeyValues(1000)
+    for node in reversed(nodes):
+        wait_for(node, StopWorkers)
+        node.stopped(1)
+    again = [start(node) for node in nodes]
+    assert [instruction.restarts for instruction in again] == [1, 1]
+    assert [instruction.node_rank for instruction in again] == ranks
 
 
 def test_a_node_has_other_ports_in_the_next_generation(join: Open) -> None:

@@ -255,13 +255,16 @@ def _form(state: JobState, eligible: Sequence[Member]) -> JobState:
     chosen = choose_members(eligible, state.group, state.terms.max_nodes)
     hosts = {member.name: member.host for member in chosen}
     group = assign_ranks(chosen, state.group)
+    # A run without a group has no starts behind it, as far as its store knows; its nodes may.
+    known = chosen if not state.group else ()
     return replace(
         state,
         phase=Phase.RUNNING,
         generation=state.generation + 1,
         group=group,
         hosts=tuple(hosts[name] for name in group),
-        restarts=state.restarts + bool(state.group),
+        restarts=max([state.restarts if state.group else -1, *(m.restarts for m in known)]) + 1,
+        used=max([state.used, *(member.used for member in known)]),
         calling=False,
         because="",
         hold=False,

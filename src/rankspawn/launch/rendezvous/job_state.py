@@ -112,7 +112,11 @@ class Member:
         machine: The same text for nodes that reach each other over loopback.
         flags: Those of its own terms; see :attr:`JobTerms.flags`.
         ignores: The run that had ended when this node came.
-        returned: It was in the job before, and lost its store.
+        returned: It was in the job before, and lost its store, which may have forgotten
+            everything. So it carries what it knows of its last start:
+        restarts: How many there had been before it; -1 for a node that has started nothing.
+        used: See :attr:`JobState.used`.
+        former_rank: Its rank; -1 for none.
         order: Its place in the order of arrival.
         updated: Grows with each of its reports, across all members.
     """
@@ -126,6 +130,9 @@ class Member:
     flags: str = ""
     ignores: str = ""
     returned: bool = False
+    restarts: int = -1
+    used: int = 0
+    former_rank: int = -1
     order: int = 0
     updated: int = 0
     report: NodeReport = field(default_factory=NodeReport)

@@ -1,8 +1,8 @@
 """Which nodes take part, which are refused, which rank each gets, and who is missing.
 
 Pure. A given rank is honoured whenever it is below the number of nodes; the master's node is
-node 0; whoever had a rank keeps it if it is still there; the others fill the gaps in the order
-in which they came.
+node 0; whoever had a rank keeps it if it is still there, also if it comes back under another name;
+the others fill the gaps in the order in which they came.
 """
 
 from __future__ import annotations
@@ -242,7 +242,12 @@ def choose_members(eligible: Sequence[Member], previous: Sequence[str], count: i
     before = set(previous)
     ordered = sorted(
         eligible,
-        key=lambda member: (not member.serves, member.name not in before, _arrival(member)),
+        key=lambda member: (
+            not member.serves,
+            member.name not in before,
+            not member.returned,
+            _arrival(member),
+        ),
     )
     return ordered[:count]
 
@@ -263,6 +268,7 @@ def assign_ranks(chosen: Sequence[Member], previous: Sequence[str]) -> tuple[str
         lambda member: 0 if member.serves else -1,
         lambda member: member.given_rank,
         lambda member: former.get(member.name, -1),
+        lambda member: member.former_rank,
     )
     for wish in claims:
         left = [member for member in left if not claim(member, wish(member))]

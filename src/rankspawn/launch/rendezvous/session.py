@@ -105,6 +105,7 @@ class SharedSession:
         self._leave_by: float | None = None
         self._closing = self._hurry = False
         self._told = ""
+        self._took_part = False
         self._membership: Membership | None = None
         self._thread = threading.Thread(target=self._run, name="rankspawn-session", daemon=True)
         self._thread.start()
@@ -257,10 +258,10 @@ class SharedSession:
             self._wait(self._seconds_to_wait(self._membership))
             end = self._turn(self._membership)
             if isinstance(end, participant.Rejoin):
-                took_part = self._membership.node.report.stopped > 0
+                self._took_part |= self._membership.node.report.stopped > 0
                 self._membership.leave(revoke=not self._marks)
                 self._membership, self._pending = None, None
-                result = self._join(returned=took_part)
+                result = self._join(returned=self._took_part)
             else:
                 result = end
         return result
@@ -346,6 +347,8 @@ class SharedSession:
         self._startable = generation
         state = membership.state
         rank = state.rank_of(membership.name)
+        # For a store that has forgotten it, should this node have to come back.
+        self._me = replace(self._me, restarts=state.restarts, used=state.used, former_rank=rank)
         self._is_fenced = self._fence is not None
         mark = new_mark() if self._is_fenced else None
         self._outbox.put(StartWorkers(generation, nodes, rank, state.restarts, state.run_id, mark))

@@ -395,6 +395,19 @@ class TestRegroup:
         assert job.phase() is Phase.ENDED
         assert "vanished" in job.job.causes[0].text
 
+    def test_a_store_that_forgot_everything_is_told_by_the_nodes(self) -> None:
+        job = Job(JobTerms(2, 2, elastic_level=1, max_restart=3))
+        job.join("b", returned=True, restarts=3, used=2, former_rank=1)
+        job.join("a", returned=True, restarts=3, used=2, former_rank=0).wait(10)
+        assert (job.job.group, job.job.restarts, job.job.used) == (("a", "b"), 4, 2)
+
+    def test_so_is_one_that_has_seen_all_of_them_go(self) -> None:
+        job = running(JobTerms(2, 2, elastic_level=1), "a", "b")
+        del job.members["a"], job.members["b"]
+        job.join("b2", returned=True, restarts=0, former_rank=1)
+        job.join("a2", returned=True, restarts=0, former_rank=0).wait(10)
+        assert (job.job.group, job.job.restarts) == (("a2", "b2"), 1)
+
     def test_a_fixed_job_of_level_1_takes_a_lost_node_back(self) -> None:
         job = running(JobTerms(2, 2, elastic_level=1), "a", "b").vanish("b").report("a", stopped=1)
         assert job.phase() is Phase.GATHERING

@@ -36,6 +36,11 @@ class TestRanks:
         nodes = [node("new", 0), node("c", 3), node("a", 1)]
         assert assign_ranks(nodes, ("a", "b", "c")) == ("a", "new", "c")
 
+    def test_who_comes_back_under_another_name_keeps_it(self) -> None:
+        nodes = [node("x", 0), node("y", 1, former_rank=2), node("z", 2, former_rank=0)]
+        assert assign_ranks(nodes, ()) == ("z", "x", "y")
+        assert assign_ranks(nodes, ("x", "b", "c")) == ("x", "z", "y"), "who stayed comes first"
+
     def test_a_given_one_that_is_too_high_now_still_decides_the_order(self) -> None:
         nodes = [node("a", 1, given_rank=3), node("b", 2, given_rank=2)]
         assert assign_ranks(nodes, ()) == ("b", "a")

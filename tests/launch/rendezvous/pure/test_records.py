@@ -72,6 +72,9 @@ def test_a_member_gets_its_order_from_the_store() -> None:
         flags="--nnodes 2",
         ignores="run",
         returned=True,
+        restarts=4,
+        used=3,
+        former_rank=1,
         order=5,
         updated=9,
         report=report,
@@ -150,6 +153,9 @@ def test_the_names_in_a_store_stay() -> None:
             "terms",
             "ignores",
             "returned",
+            "restarts",
+            "used",
+            "former_rank",
             "news",
         ]
     )
