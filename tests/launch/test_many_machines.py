@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 
 import pytest
@@ -272,17 +273,35 @@ def test_a_waiting_node_survives_the_masters_restart(job: Job, master: str) -> N
     assert [member.wait() for member in (again, waiting, last)] == [0, 0, 0]
 
 
-@pytest.mark.slow
-def test_a_late_node_of_a_complete_job_is_sent_away(job: Job, master: str) -> None:
-    flags = ("--nnodes", "2", "--master", master, *SHORT)
-    members = [job.start(*flags) for _ in range(2)]
+@pytest.mark.parametrize("rank", ["-1", pytest.param("0", marks=pytest.mark.slow)])
+def test_the_same_job_started_twice_is_refused_at_once(job: Job, master: str, rank: str) -> None:
+    # Longer than anybody waits: it is not time that tells.
+    flags = ("--nnodes", "2", "--master", master, "--node_timeout", "120")
+    first = job.start(*flags, "--rank", rank)
+    first.wait_for("1 of 2 nodes are here")
+    second = job.start(*flags)
     workers = job.workers(2)
-    late = job.start(*flags)
-    assert late.wait() == 1
-    assert "came too late" in late.said
+    again = job.start(*flags, "--rank", rank)
+    assert again.wait() == 1
+    assert "came too late: all 2 nodes of the job are there" in again.said.splitlines()[-1]
     for worker in workers:
         worker.say("exit 0")
-    assert [member.wait() for member in members] == [0, 0]
+    assert [first.wait(), second.wait()] == [0, 0]
+
+
+@pytest.mark.slow
+def test_a_node_that_finds_the_port_taken_serves_when_it_is_free(job: Job, master: str) -> None:
+    """By something that is no master, so that nothing of it is heard."""
+    host, _, port = master.rpartition(":")
+    with socket.create_server((host, int(port))):
+        first = job.start("--nnodes", "2", "--master", master)
+        first.wait_for("waiting for the other nodes")
+    second = job.start("--nnodes", "2", "--master", master, "--rank", "1")
+    workers = job.workers(2)
+    assert workers[0]["PADDLE_LOG_DIR"].endswith("log0")
+    for worker in workers:
+        worker.say("exit 0")
+    assert [first.wait(), second.wait()] == [0, 0]
 
 
 @pytest.mark.slow

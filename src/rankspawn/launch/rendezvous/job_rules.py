@@ -43,6 +43,7 @@ from rankspawn.launch.rendezvous.placement import (
     choose_members,
     describe_node,
     eligible_members,
+    find_surplus,
     name_some,
     refuse_failed,
     refuse_members,
@@ -288,6 +289,8 @@ def _run(
         if leaving_server(members) is not None or not terms.survives_loss:
             return NextState(observed, _end(state, lost))
         return NextState(observed, _regroup(state, lost))
+    if bool(find_surplus(state, members)) != state.calling:
+        return NextState(observed, replace(state, calling=not state.calling))
     return _admit(state, members, observed, now)
 
 

@@ -156,7 +156,8 @@ class JobState:
         group: The names of its nodes by rank; empty while a run has not formed any.
         hosts: Their addresses, for messages about one that is gone.
         restarts: Generations that this run formed after its first.
-        calling: Enough nodes seem to be there for the next generation, and have to answer.
+        calling: Enough nodes seem to be there for the next generation, and have to answer; or
+            all that run, because others came which can only be right if one of them is dead.
         because: Why the nodes are gathered again.
         hold: Wait for a replacement before going on with fewer nodes.
         blamed: The node whose worker failed first, until it is known whether one was lost.

@@ -220,8 +220,11 @@ def _follow(node: NodeState, state: JobState) -> _Reaction:
     is_end = state.phase is Phase.ENDED and state.run_id != node.ignores
     if state.phase is Phase.ENDING or (is_end and state.concerns(node.name)):
         node = replace(node, report=replace(node.report, answered=True))
-    if state.calling and not node.running:
+    if state.calling and (not node.running or state.phase is Phase.RUNNING):
         node = replace(node, report=replace(node.report, ready=state.generation + 1))
+    elif node.report.ready > state.generation:
+        # It says nothing about the next call.
+        node = replace(node, report=replace(node.report, ready=state.generation))
     takes_part = state.phase is Phase.RUNNING and rank >= 0
     if node.running:
         if takes_part and node.running == state.generation and node.result is None:

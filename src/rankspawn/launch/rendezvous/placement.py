@@ -66,7 +66,7 @@ def find_objections(state: JobState, staying: Iterable[Member]) -> list[Refusal]
             continue
         text = (
             _other_flags(member, flags)
-            or _impossible_rank(member, server, state.terms.max_nodes)
+            or (_impossible_rank(member, server, state) if state.concerns(member.name) else "")
             or _unreachable_text(find_unreachable([*group, member]) if group else None)
         )
         if text:
@@ -92,9 +92,10 @@ def _split_flags(flags: str) -> list[str]:
     return [f"--{flag.strip()}" for flag in flags.split("--") if flag]
 
 
-def _impossible_rank(member: Member, server: Member | None, most: int) -> str:
+def _impossible_rank(member: Member, server: Member | None, state: JobState) -> str:
     if member.given_rank < 0:
         return ""
+    most = state.terms.max_nodes
     who = f"{describe_node(member)} was given --rank {member.given_rank}, but"
     if member.given_rank >= most:
         return f"{who} the job has at most {most} nodes, ranks 0 to {most - 1}"
@@ -183,11 +184,30 @@ def refuse_members(
     fresh = find_objections(state, others)
     if now >= changed + _tolerance(state.terms):
         fresh += [_refuse_twin(twin, holder) for twin, holder in find_twins(state, others)]
+    if now >= changed + _tolerance(state.terms) or all_answered(state, members):
         fresh += [_refuse_surplus(state, member) for member in _surplus(state, others)]
     first: dict[str, Refusal] = {}
     for refusal in fresh:
         first.setdefault(refusal.name, refusal)
     return replace(state, refused=kept + tuple(first.values()))
+
+
+def find_surplus(state: JobState, members: Mapping[str, Member]) -> list[Member]:
+    """Members that come to a complete job of fixed size, and have not been refused yet.
+
+    The same job was started twice; or its nodes have died, and this is the next run's first.
+    """
+    refused = {refusal.name for refusal in state.refused}
+    return _surplus(state, [member for member in members.values() if member.name not in refused])
+
+
+def all_answered(state: JobState, members: Mapping[str, Member]) -> bool:
+    """Whether all nodes of the newest generation have answered a call, so that none is dead."""
+    if not state.calling or state.phase is not Phase.RUNNING:
+        return False
+    return all(
+        name in members and members[name].report.ready > state.generation for name in state.group
+    )
 
 
 def _surplus(state: JobState, members: Iterable[Member]) -> list[Member]:
@@ -232,7 +252,8 @@ def _refuse_surplus(state: JobState, member: Member) -> Refusal:
     """The refusal of a node that comes to a complete job of fixed size."""
     text = (
         f"{describe_node(member)} came too late: all {len(state.group)} nodes of the job are there "
-        f"({name_some(state.hosts)}), and their number is fixed"
+        f"({name_some(state.hosts)}), and their number is fixed. To run the job twice at a time, "
+        "give the second another port in --master, or with etcd another --job_id"
     )
     return Refusal(member.name, Cause("refused", text, node=member.name))
 

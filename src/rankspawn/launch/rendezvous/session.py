@@ -86,7 +86,6 @@ class SharedSession:
             host=opened.host,
             ports=tuple(ports),
             given_rank=given_rank,
-            serves=opened.master is not None,
             machine=machine_id(),
             flags=terms.flags,
             report=NodeReport(unable=unable),
@@ -245,7 +244,7 @@ class SharedSession:
     def _see_others_off(self, membership: Membership, result: JobResult) -> None:
         """The master stays until the others know the end, or their leases have ended."""
         until = now() + self._terms.lease_seconds
-        while self._me.serves and not self._hurry and not membership.see_off(result, until):
+        while self._opened.master and not self._hurry and not membership.see_off(result, until):
             # Looked at again and again, because the thread that waits for changes may be
             # waiting for other ones; it takes a moment, or as long as the longest lease.
             self._wait(_SEE_OFF_SECONDS)
@@ -286,7 +285,8 @@ class SharedSession:
         while not self._closing:
             if self._leaving is not None:
                 return JobResult((self._leaving,))
-            me = replace(self._me, name=_new_name(), returned=returned)
+            serves = self._opened.master is not None
+            me = replace(self._me, name=_new_name(), serves=serves, returned=returned)
             try:
                 self._membership = Membership(
                     self._opened.store,
@@ -302,6 +302,8 @@ class SharedSession:
                     text = f"{error}; given up after {patience:g} s"
                     return JobResult((Cause("lost" if returned else "absent", text),))
                 self._tell(f"waiting for the other nodes: {error}")
+                if not returned:
+                    self._opened.serve_if_free()
             except StoreRefusedError as error:
                 if now() >= began + _REFUSED_SECONDS:
                     return JobResult((Cause("refused", str(error)),))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rankspawn.launch.rendezvous.client import MasterStore
 from rankspawn.launch.rendezvous.master import ConnectionLimits, Master
@@ -63,12 +65,21 @@ class OpenStore:
         address: What the other nodes are to give as ``--master``.
         host: The address at which this node is reached.
         master: The embedded master, if this node serves it; close it last.
+        try_to_serve: Makes one, where this node would have served had nobody been there; None
+            as long as somebody is.
     """
 
     store: Store
     address: str
     host: str
     master: Master | None = None
+    try_to_serve: Callable[[], Master | None] | None = None
+
+    def serve_if_free(self) -> None:
+        """Serve the store here if whoever did before is gone, and it is this node's to do."""
+        if self.master is None and self.try_to_serve is not None:
+            with contextlib.suppress(OSError):  # such as an address that is gone for a while
+                self.master = self.try_to_serve()
 
     def close(self) -> None:
         """Let go of the store, and end the master if this node serves it."""
@@ -124,14 +135,16 @@ def open_store(
             f"--host {host} cannot be reached from the master's machine, {where.host}: give the "
             "address at which the other nodes reach this one"
         )
+    try_to_serve = None
     if (master_is_here and node_rank <= 0) or node_rank == 0:
-        served = _try_to_serve(where, key, machine, max_nodes, here=master_is_here)
+        try_to_serve = partial(_try_to_serve, where, key, machine, max_nodes, here=master_is_here)
+        served = try_to_serve()
         if served is not None:
             return _served(served, where, key, host, answer_within)
     store = MasterStore(where.host, where.port, key, answer_within=answer_within)
     # A name that cannot be resolved yet, as of a pod that is just starting, tells nothing.
     own = host or address_towards(where.host, where.port) or outward_address() or LOOPBACK
-    return OpenStore(store, str(where), own)
+    return OpenStore(store, str(where), own, try_to_serve=try_to_serve)
 
 
 def _serve_anywhere(
@@ -202,8 +215,6 @@ def _serve(host: str, port: int, key: bytes, max_nodes: int) -> Master:
 
 
 def _make_room(connection_limits: ConnectionLimits) -> None:
-    import contextlib
-
     from rankspawn.descriptors import make_room_for_descriptors
 
     # Without it there is room for fewer nodes at a time; the rest try again.

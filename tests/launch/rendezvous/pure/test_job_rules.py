@@ -488,11 +488,20 @@ class TestVictims:
 
 class TestDismissals:
     def test_a_late_node_of_a_fixed_job(self) -> None:
-        job = running(FIXED, "a", "b").join("c")
+        job = running(FIXED, "a", "b")
+        job.silent.add("b")
+        job.join("c")
         assert not job.job.refused, "the others may be dead, and this the next run's first"
         job.wait(2 * FIXED.lease_seconds)
         assert "came too late" in job.job.refused[0].cause.text
         assert not job.vanish("c").job.refused, "forgotten once it is gone"
+
+    def test_at_once_if_all_of_the_job_are_alive(self) -> None:
+        """The same job was started twice."""
+        job = running(FIXED, "a", "b").join("a2", given_rank=0)
+        assert "came too late: all 2 nodes of the job are there" in job.job.refused[0].cause.text
+        assert job.phase() is Phase.RUNNING
+        assert not job.job.calling
 
     def test_two_nodes_with_one_rank_after_longer_than_a_lease(self) -> None:
         job = Job(JobTerms(3, 3)).join("a", given_rank=1).join("b", given_rank=1)

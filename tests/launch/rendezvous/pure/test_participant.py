@@ -242,6 +242,13 @@ class TestEnd:
         assert running.feed(Saw(gathering(RUNNING))) == [Over(JobResult((cause,)))]
 
 
+def test_a_call_is_answered_by_those_who_run(running: Node) -> None:
+    assert running.feed(Saw(replace(RUNNING, calling=True))) == []
+    assert running.node_state.report.ready == 2
+    running.feed(Saw(RUNNING))
+    assert running.node_state.report.ready == 1, "once for each call"
+
+
 def test_a_call_is_answered_for_the_generation_to_come() -> None:
     node = Node()
     node.feed(Saw(replace(gathering(RUNNING), calling=True)))
