@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from unittest.mock import ANY
 
 import pytest
 
@@ -24,6 +25,7 @@ from rankspawn.launch.rendezvous.keyvalues import Limits
 from rankspawn.launch.rendezvous.master import ConnectionLimits, Master
 from rankspawn.launch.rendezvous.store import StoreRefusedError, StoreUnreachableError
 from tests.jobs import DEADLOCK
+from tests.launch.rendezvous.hostile import hostile_requests
 
 KEY = wire.derive_key("a secret of sixteen letters", "job")
 
@@ -271,6 +273,37 @@ class TestTrusted:
         assert read_all(client.socket) == b""
         client.socket.close()
         assert store.get("a") is not None
+
+    @pytest.mark.parametrize(
+        "request_text",
+        [
+            '{"op":"grant","seconds":' + "9" * 400 + "}",
+            '{"op":"changes","prefix":"a","after":0,"wait":' + "9" * 400 + "}",
+        ],
+        ids=["grant", "changes"],
+    )
+    def test_a_number_that_no_float_can_be_is_refused(
+        self, master: Master, store: MasterStore, request_text: str
+    ) -> None:
+        client = Client(master)
+        client.socket.sendall(client.sealer.seal(request_text.encode()))
+        assert client.answer() == {"error": "refused", "text": ANY}
+        client.socket.close()
+        assert store.put("a", "1")
+
+    def test_one_that_tries_everything_ends_nothing(
+        self, master: Master, store: MasterStore, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        client = Client(master)
+        for payload in hostile_requests(seed=12, count=2000):
+            client.socket.sendall(client.sealer.seal(payload))
+            answer = client.answer()
+            assert isinstance(answer, dict)
+            assert "ok" in answer or "error" in answer
+        client.socket.close()
+        assert store.put("a", "1")
+        # Each was refused for what it is, and none came as a surprise.
+        assert not caplog.records
 
     def test_all_together_take_no_more_than_the_limit(self) -> None:
         connection_limits = ConnectionLimits(buffered_bytes=1 << 20)

@@ -20,13 +20,15 @@ from rankspawn.launch.rendezvous.store import (
     StoreRefusedError,
 )
 
+LONGEST_KEY = 512
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What may be stored; a thousand nodes with eight workers each need about a tenth of it."""
 
     keys: int = 20_000
-    key_bytes: int = 512
+    key_bytes: int = LONGEST_KEY
     value_bytes: int = 1 << 20
     total_bytes: int = 64 << 20
     leases: int = 20_000
@@ -127,6 +129,10 @@ class KeyValues:
         held = self._leases.pop(lease, None)
         for key in sorted(held.keys if held else ()):
             self.delete(key)
+        # Their places are let go when their time is up, unless more come and go before.
+        if len(self._ends) > 2 * self._limits.leases:
+            self._ends = [(other.ends_at, number) for number, other in self._leases.items()]
+            heapq.heapify(self._ends)
 
     def expire(self, now: float) -> float | None:
         """End all leases whose time is up; return when the next one may end."""

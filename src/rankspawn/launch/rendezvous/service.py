@@ -7,11 +7,12 @@ when they come or its time is up; all others are answered at once.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rankspawn.launch.rendezvous.keyvalues import KeyValues
+from rankspawn.launch.rendezvous.keyvalues import LONGEST_KEY, KeyValues
 from rankspawn.launch.rendezvous.store import (
     Entry,
     LeaseExpiredError,
@@ -19,9 +20,13 @@ from rankspawn.launch.rendezvous.store import (
     StoreRefusedError,
 )
 
+logger: logging.Logger = logging.getLogger(__name__)
+
 # Nobody needs a longer lease, and memory that is bound to one should come free some day.
 LONGEST_LEASE = 3600.0
 LONGEST_WAIT = 60.0
+# Revisions and leases count up from the time in nanoseconds; this lasts to the year 2262.
+_HIGHEST = (1 << 63) - 1
 
 _Value = TypeVar("_Value")
 
@@ -55,6 +60,7 @@ class Service:
             "revoke": self._revoke,
             "changes": self._changes,
         }
+        self._was_reported = False
 
     def answer(self, payload: bytes, now: float) -> bytes | WaitingRequest:
         """The answer to a request, or its place in the queue."""
@@ -68,6 +74,10 @@ class Service:
             return _error("revision", error)
         except (StoreRefusedError, _BadRequestError, UnicodeError) as error:
             return _error("refused", error)
+        except Exception as error:
+            # One client's request must not end the job of all, whatever was not thought of.
+            self._report(error)
+            return _error("refused", _BadRequestError("the master cannot answer this"))
         return result if isinstance(result, WaitingRequest) else _encode({"ok": result})
 
     def answer_waiting(self, waiting_request: WaitingRequest) -> bytes:
@@ -79,29 +89,35 @@ class Service:
         entries = [_plain(entry) for entry in changes.entries]
         return _encode({"ok": [changes.revision, entries, list(changes.deleted)]})
 
+    def _report(self, error: Exception) -> None:
+        # Once: who can cause it can cause it a thousand times in a second.
+        if not self._was_reported:
+            self._was_reported = True
+            logger.error("the master cannot answer a request", exc_info=error)
+
     def _get(self, request: _Request, _now: float) -> object:
-        entry = self.values.get(request.text("key"))
+        entry = self.values.get(request.key("key"))
         return entry and _plain(entry)
 
     def _prefix(self, request: _Request, _now: float) -> object:
-        found = self.values.prefix(request.text("prefix"))
+        found = self.values.prefix(request.key("prefix"))
         return [found.revision, [_plain(entry) for entry in found.entries]]
 
     def _put(self, request: _Request, _now: float) -> object:
         return self.values.put(
-            request.text("key"), request.text("value"), lease=request.whole("lease")
+            request.key("key"), request.text("value"), lease=request.whole("lease")
         )
 
     def _swap(self, request: _Request, _now: float) -> object:
         return self.values.swap(
-            request.text("key"),
+            request.key("key"),
             request.whole("expected"),
             None if request.is_null("value") else request.text("value"),
             lease=request.whole("lease"),
         )
 
     def _delete(self, request: _Request, _now: float) -> object:
-        self.values.delete(request.text("key"))
+        self.values.delete(request.key("key"))
         return None
 
     def _grant(self, request: _Request, now: float) -> object:
@@ -119,7 +135,7 @@ class Service:
 
     def _changes(self, request: _Request, now: float) -> object:
         wait = request.seconds("wait", LONGEST_WAIT)
-        waiting_request = WaitingRequest(request.text("prefix"), request.whole("after"), now + wait)
+        waiting_request = WaitingRequest(request.key("prefix"), request.whole("after"), now + wait)
         changes = self.values.changes(waiting_request.prefix, waiting_request.after)
         if not changes.entries and not changes.deleted and wait:
             return waiting_request
@@ -128,7 +144,7 @@ class Service:
 
 
 class _Request:
-    """One JSON object, whose fields are what they should be or an error."""
+    """One JSON object, whose fields are what they should be, and no larger, or an error."""
 
     def __init__(self, payload: bytes) -> None:
         try:
@@ -142,8 +158,18 @@ class _Request:
     def text(self, name: str) -> str:
         return self._field(name, str)
 
+    def key(self, name: str) -> str:
+        text = self._field(name, str)
+        # One that waits is kept for as long as the client likes.
+        if len(text) > LONGEST_KEY:
+            raise _BadRequestError(f"{name} has more than {LONGEST_KEY} characters")
+        return text
+
     def whole(self, name: str) -> int:
-        return self._field(name, int)
+        number = self._field(name, int)
+        if not 0 <= number <= _HIGHEST:
+            raise _BadRequestError(f"{name} is not from 0 to {_HIGHEST}")
+        return number
 
     def is_null(self, name: str) -> bool:
         return name in self._data and self._data[name] is None
@@ -151,10 +177,10 @@ class _Request:
     def seconds(self, name: str, most: float) -> float:
         value = self._data.get(name)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        number = float(value) if is_number and value is not None else -1.0
-        if not 0 <= number <= most:
+        # Compared as it came: a number of 400 digits is no float. NaN is not between any two.
+        if not is_number or value is None or not 0 <= value <= most:
             raise _BadRequestError(f"{name} is no time of 0 to {most:g} s")
-        return number
+        return float(value)
 
     def _field(self, name: str, kind: type[_Value]) -> _Value:
         value = self._data.get(name)

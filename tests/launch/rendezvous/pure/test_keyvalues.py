@@ -138,3 +138,15 @@ class TestLimits:
             values.grant(1, now=0)
         values.expire(2)
         values.grant(1, now=2)
+
+
+def test_leases_that_come_and_go_leave_nothing_behind() -> None:
+    values = KeyValues(limits=Limits(leases=10))
+    for _ in range(1000):
+        values.revoke(values.grant(3600, 0).id)
+    assert len(values._ends) <= 20
+    kept = values.grant(5, 0)
+    values.put("a", "1", lease=kept.id)
+    assert values.expire(4) == 5
+    values.expire(5)
+    assert values.get("a") is None

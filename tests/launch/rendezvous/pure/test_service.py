@@ -9,6 +9,7 @@ import pytest
 
 from rankspawn.launch.rendezvous.keyvalues import KeyValues, Limits
 from rankspawn.launch.rendezvous.service import Service, WaitingRequest
+from tests.launch.rendezvous.hostile import hostile_requests
 
 
 def ask(service: Service, payload: bytes | dict[str, Any]) -> dict[str, Any]:
@@ -40,6 +41,11 @@ def ask(service: Service, payload: bytes | dict[str, Any]) -> dict[str, Any]:
         b'{"op": "grant", "seconds": 1e9}',
         b'{"op": "grant", "seconds": true}',
         b'{"op": "changes", "prefix": "", "after": 0, "wait": 1e9}',
+        b'{"op": "grant", "seconds": ' + b"9" * 400 + b"}",
+        b'{"op": "renew", "lease": ' + b"9" * 400 + b"}",
+        b'{"op": "renew", "lease": -1}',
+        b'{"op": "get", "key": "' + b"k" * 513 + b'"}',
+        b'{"op": "changes", "prefix": "' + b"k" * 513 + b'", "after": 0, "wait": 1}',
         b"[" * 100_000,
         b'{"op": "get", "key": ' + b"9" * 10_000 + b"}",
     ],
@@ -49,6 +55,28 @@ def test_bad_requests_are_refused(payload: bytes) -> None:
     service = Service(KeyValues())
     assert ask(service, payload)["error"] == "refused"
     assert service.values.prefix("").entries == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_is_asked_is_answered(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    service = Service(KeyValues(limits=Limits(keys=20, leases=20, history=20)))
+    for now, payload in enumerate(hostile_requests(seed, 2000)):
+        answer = service.answer(payload, float(now))
+        assert isinstance(answer, bytes), payload
+        assert json.loads(answer).keys() <= {"ok", "error", "text"}
+        service.values.expire(float(now))
+    assert not caplog.records
+
+
+def test_what_nobody_thought_of_is_told_once_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = Service(KeyValues())
+    monkeypatch.setattr(service.values, "get", lambda _key: 1 / 0)
+    for _ in range(2):
+        assert ask(service, {"op": "get", "key": "a"})["error"] == "refused"
+    assert "ZeroDivisionError" in caplog.text
+    assert len(caplog.records) == 1
 
 
 def test_a_full_store_says_so() -> None:
