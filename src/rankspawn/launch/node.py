@@ -7,7 +7,7 @@ import os
 from dataclasses import replace
 
 from rankspawn.launch.controllers import plan_programs, ports_needed, resolve_job
-from rankspawn.launch.flags import UsageError
+from rankspawn.launch.log_folder import LogFolder
 from rankspawn.launch.pod import Pod, name_of
 from rankspawn.launch.summary import count_workers
 from rankspawn.plan.ports import HeldPorts
@@ -56,7 +56,7 @@ class ThisNode:
         if config.run_mode != "ipu":
             self._resources = resolve_job(config, os.environ, machine)
             _warn_about_cpu(self._resources)
-        _make_log_folder(self.config.log_dir)
+        self._logs = LogFolder(self.config)
 
     def hold_ports(self, host: str = "") -> tuple[int, ...]:
         """Hold what this node brings along: a port for each process, and one for Paddle's store.
@@ -110,11 +110,11 @@ class ThisNode:
         resources: list[Closable] = []
         keep_logs = self._was_started or instruction.restarts > 0 or not self.config.log_overwrite
         try:
-            specs = self._plan(instruction, resources)
+            specs = self._logs.claim(self._plan(instruction, resources), instruction, resources)
             self._announce(specs, instruction)
             pod = Pod(
                 specs,
-                log_dir=self.config.log_dir,
+                log_dir=self._logs.path,
                 keep_logs=keep_logs,
                 grace=self.config.grace_period,
                 follower=self._follower,
@@ -129,7 +129,8 @@ class ThisNode:
         return pod
 
     def close(self) -> None:
-        """Give the ports back; a second call does nothing."""
+        """Give the ports and the logs back; a second call does nothing."""
+        self._logs.close()
         if self._held is not None:
             self._held.close()
 
@@ -177,23 +178,13 @@ class ThisNode:
         where = ""
         if self.config.spans_machines:
             where = f"node {instruction.node_rank} of {len(instruction.nodes)}: "
-        logger.info("%s%s, logs in %s", where, count_workers(len(specs)), self.config.log_dir)
+        logger.info("%s%s, logs in %s", where, count_workers(len(specs)), self._logs.path)
         for spec in specs:
             # Only what we set ourselves: the rest of the environment is nobody else's business.
             variables = " ".join(
                 f"{name}={value}" for name, value in sorted(spec.env.items()) if value is not None
             )
             logger.debug("%s: %s\n  %s", name_of(spec), " ".join(spec.command), variables)
-
-
-def _make_log_folder(path: str) -> None:
-    """Make the folder of the logs, or say before anything is started that it cannot be."""
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"--log_dir {path} cannot be made a folder for the logs: {error.strerror}"
-        ) from error
 
 
 def _warn_about_cpu(resources: Resources) -> None:
