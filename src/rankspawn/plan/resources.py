@@ -117,6 +117,12 @@ def choose_backend(request: DeviceRequest, environ: Mapping[str, str], machine: 
     return choice
 
 
+def masked_type(environ: Mapping[str, str], machine: Machine) -> str | None:
+    """The type of the devices that a mask shows; None if none is set, or it hides all."""
+    seen = _see_all(VENDORS, environ, machine)
+    return next((v.device_type for v in seen if v.set_by_mask and v.devices), None)
+
+
 def _check_match(choice: Choice, request: DeviceRequest) -> None:
     expected = _BACKEND_OF.get(choice.device_type, "xccl")
     name = request.ids_name

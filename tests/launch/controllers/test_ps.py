@@ -307,7 +307,7 @@ COMMON_GLOO = "PADDLE_GLOO_HTTP_ENDPOINT"
 @pytest.mark.parametrize(
     ("line", "indices"),
     [
-        ("--trainer_num 2", ["unset", "unset"]),
+        ("--trainer_num 2 --device_type cpu", ["unset", "unset"]),
         ("--trainer_num 2 --gpus 5,7", ["1", "3"]),
         ("--trainer_num 2 --devices 5,7", ["1", "3"]),
         ("--trainer_num 2 --device_type gpu", ["0,1", "2,3"]),
@@ -320,6 +320,35 @@ def test_gpus_of_trainers(line: str, indices: list[str]) -> None:
     server, *trainers = plan(line, nodes, environ=mask, devices={"gpu": 8})
     assert column(trainers, "FLAGS_selected_gpus") == indices
     assert "FLAGS_selected_gpus" not in server.env
+
+
+@pytest.mark.parametrize(
+    ("mask", "trainers", "seen"),
+    [
+        ("0,1,2,3", 4, ["0", "1", "2", "3"]),
+        ("6,7", 1, ["6"]),
+        ("6,7", 3, ["6", "7", "6"]),
+        ("GPU-5e1ec7ed-1,GPU-5e1ec7ed-2", 2, ["GPU-5e1ec7ed-1", "GPU-5e1ec7ed-2"]),
+    ],
+)
+def test_each_trainer_sees_one_gpu_of_a_mask(mask: str, trainers: int, seen: list[str]) -> None:
+    nodes = make_nodes(range(6001, 6003 + trainers))
+    environ = {"CUDA_VISIBLE_DEVICES": mask}
+    server, *others = plan(f"--server_num=1 --worker_num={trainers}", nodes, environ=environ)
+    assert column(others, "CUDA_VISIBLE_DEVICES") == seen
+    assert set(column(others, "FLAGS_selected_gpus")) == {"0"}
+    assert set(column(others, "RANKSPAWN_DEVICE_TYPE")) == {"gpu"}
+    assert server.env["RANKSPAWN_DEVICE_TYPE"] == "cpu"
+    assert not {"CUDA_VISIBLE_DEVICES", "FLAGS_selected_gpus"} & server.env.keys()
+
+
+@pytest.mark.parametrize("mask", ["", "-1", None])
+def test_trainers_run_on_the_cpu_unless_a_mask_shows_gpus(mask: str | None) -> None:
+    environ = {} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}
+    programs = plan(
+        "--server_num 1 --trainer_num 1", make_nodes(range(3)), environ=environ, devices={"gpu": 8}
+    )
+    assert set(column(programs, "RANKSPAWN_DEVICE_TYPE")) == {"cpu"}
 
 
 @pytest.mark.parametrize("selected", ["4", "4,5,6"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from rankspawn.launch.flags import UsageError
 from rankspawn.plan.devices import DeviceRequest
-from rankspawn.plan.resources import find_resources
+from rankspawn.plan.resources import find_resources, masked_type
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -85,14 +85,14 @@ def resolve_job(config: LaunchConfig, environ: Mapping[str, str], machine: Machi
     """The devices of this node, one per process.
 
     A collective job uses the devices that are selected, or else all that are visible. The
-    processes of a parameter server's job use those that are selected and no others, as under
-    Paddle's launcher: mostly they run on the CPU of a machine that has GPUs for other things.
+    processes of a parameter server's job use those that are selected, by a flag or by a mask, and
+    no others: mostly they run on the CPU of a machine that has GPUs for other things.
 
     Raises:
         UsageError: A selected device is not there, or there are fewer devices than processes.
     """
     try:
-        return find_resources(_device_request(config), environ, machine)
+        return find_resources(_device_request(config, environ, machine), environ, machine)
     except (RuntimeError, ValueError) as error:
         raise UsageError(str(error)) from error
 
@@ -119,13 +119,27 @@ def share_out(devices: Sequence[Device], count: int, *, who: str) -> list[tuple[
     return [tuple(devices[n * each : (n + 1) * each]) for n in range(count)]
 
 
-def _device_request(config: LaunchConfig) -> DeviceRequest:
+def hand_out(devices: Sequence[Device], count: int) -> list[tuple[Device, ...]]:
+    """One device for each of ``count`` processes, from the first one again where they are few."""
+    return [(devices[n % len(devices)],) for n in range(count)]
+
+
+def _device_request(
+    config: LaunchConfig, environ: Mapping[str, str], machine: Machine
+) -> DeviceRequest:
     nprocs, backend, device_type = config.nproc_per_node or -1, "auto", config.device_type
+    own = False
     if config.run_mode != "collective":
         nprocs = -1
+        if config.devices is None and device_type is None and config.run_mode == "ps":
+            device_type = masked_type(environ, machine)
+            # Paddle's documentation has scripts that use the first visible GPU, and its launcher
+            # shows each trainer one.
+            own = device_type is not None
         if config.devices is None and device_type in (None, "cpu"):
             nprocs, backend, device_type = 1, "gloo", None
     return DeviceRequest(
+        own=own,
         nprocs=nprocs,
         backend=backend,
         device_type=device_type,

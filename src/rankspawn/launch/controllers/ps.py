@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from rankspawn.launch.controllers import share_out
+from rankspawn.launch.controllers import hand_out, share_out
 from rankspawn.launch.controllers.collective import in_order, node_env
 from rankspawn.launch.controllers.roles import lay_out
 from rankspawn.launch.programs import HETER, SERVER, TRAINER, ProgramSpec
@@ -35,7 +35,8 @@ def plan_ps(
 ) -> list[ProgramSpec]:
     """The servers and then the trainers of this node.
 
-    Selected devices are shared out among the trainers: one each, or several if there are more.
+    Devices that a flag selects are shared out among the trainers: one each, or several if there
+    are more. Of those that a mask shows each trainer sees one, as under Paddle's launcher.
 
     Args:
         config: What was asked for.
@@ -53,7 +54,10 @@ def plan_ps(
         config, resources, ordered, me, layout, gloo_path, with_gloo=config.with_gloo
     )
     trainers = make.own(layout.trainers)
-    parts = share_out(resources.devices, len(trainers), who="trainers") if trainers else []
+    if resources.own:
+        parts = hand_out(resources.devices, len(trainers))
+    else:
+        parts = share_out(resources.devices, len(trainers), who="trainers") if trainers else []
     return [
         *(make.program(SERVER, slot) for slot in make.own(layout.servers)),
         *(
@@ -118,7 +122,7 @@ class ProgramMaker:
             "PADDLE_LOCAL_RANK": str(slot.local_rank),
             **({"PADDLE_TRAINER_ID": str(slot.rank)} if role == TRAINER else {}),
             **(more or {}),
-            **device_env(devices, resources.visible),
+            **device_env(devices, resources.visible, own=resources.own),
             **thread_env(None, resources.environ, cpus=resources.cpus, nprocs=self._processes),
             **node_env(self._config, self._node),
         }
