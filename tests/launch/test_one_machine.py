@@ -118,6 +118,14 @@ class TestWorkers:
         assert done.code == 0
         assert len(list((tmp_path / "here").iterdir())) == 3
 
+    def test_a_task_of_slurm_or_mpi_is_not_each_worker(self, tmp_path: Path) -> None:
+        names = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "PMIX_RANK")
+        script = f"import os; print(*(os.environ.get(name) for name in {names}))"
+        task = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "1", "PMIX_RANK": "0"}
+        done = run_script(tmp_path, script, "--nnodes", "1", **task)
+        assert done.code == 0, done.errors
+        assert [done.log(f"workerlog.{n}") for n in range(2)] == ["0 0 2 None\n", "1 1 2 None\n"]
+
     def test_a_launch_inside_a_worker(self, tmp_path: Path) -> None:
         write_script(tmp_path, "import os; print('inner', os.environ['WORLD_SIZE'])", "inner.py")
         script = f"""

@@ -8,7 +8,8 @@ import pytest
 
 from rankspawn.launch.config import LaunchConfig
 from rankspawn.launch.flags import UsageError
-from rankspawn.launch.schedulers import expand_nodes, fill
+from rankspawn.launch.node_lists import expand_nodes
+from rankspawn.launch.schedulers import fill
 from tests.launch.factories import config_of
 
 # What `srun --ntasks-per-node=1` sets in a step on all three nodes of its job.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from rankspawn.plan.devices import Device, Visible
@@ -10,6 +12,7 @@ from rankspawn.plan.environ import (
     jax_env,
     paddle_env,
     removed_env,
+    slurm_env,
     thread_env,
     torch_env,
 )
@@ -134,3 +137,48 @@ def test_a_worker_passes_on_neither_its_device_nor_its_place() -> None:
 def test_a_process_without_a_rank_inherits_none_from_a_platform() -> None:
     assert "PADDLE_TRAINER_ID" in removed_env({"PADDLE_TRAINER_ID": "1"}, place=True)
     assert "PADDLE_TRAINER_ID" not in removed_env({"PADDLE_TRAINER_ID": "1"})
+
+
+def test_a_rank_is_told_what_slurm_would_tell_it_as_its_task() -> None:
+    task = {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_PROCID": "1",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "1",
+        "SLURM_NTASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    }
+    last = replace(THIRD, rank=3, local_rank=1)
+    assert slurm_env(last, task) == {
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "1",
+        "SLURM_NTASKS": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+    }
+    alone = replace(THIRD, nnodes=1, endpoints=THIRD.endpoints[:2])
+    assert slurm_env(alone, task)["SLURM_STEP_TASKS_PER_NODE"] == "2"
+    uneven = replace(THIRD, endpoints=THIRD.endpoints[:3])
+    assert slurm_env(uneven, task)["SLURM_STEP_TASKS_PER_NODE"] is None
+    assert slurm_env(last, {"SLURM_JOB_ID": "4711"}) == {}
+
+
+def test_a_process_without_a_rank_inherits_none_of_a_slurm_task() -> None:
+    env = removed_env({"SLURM_PROCID": "1", "SLURM_JOB_ID": "4711"}, place=True)
+    assert env.keys() - {"http_proxy", "https_proxy"} == {"SLURM_PROCID"}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_orte_hnp_uri": "1;tcp://h:1", "PMIX_RANK": "0"},
+        {"PMI_RANK": "0", "PMI_FD": "9", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1"},
+    ],
+)
+def test_a_rank_is_no_process_of_the_mpirun_that_started_its_launcher(
+    place: dict[str, str],
+) -> None:
+    settings = {"OMPI_MCA_btl": "self,tcp", "PMIX_MCA_gds": "hash", "MPI_HOME": "/opt/mpi"}
+    env = removed_env({**place, **settings})
+    assert env.keys() - {"http_proxy", "https_proxy"} == place.keys()
+    assert set(env.values()) == {None}

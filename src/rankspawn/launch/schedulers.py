@@ -1,4 +1,4 @@
-"""What Slurm or Kubernetes says about the nodes of a job, where the user said nothing.
+"""What Slurm, Kubernetes and others say about the nodes of a job, where the user said nothing.
 
 Pure: takes the environment as a mapping.
 
@@ -20,36 +20,39 @@ An indexed Kubernetes job tells a pod its index and nothing else. So the rank co
 ``JOB_COMPLETION_INDEX``; the number of nodes and the master have to be given, the latter
 maybe as ``MASTER_ADDR`` and ``MASTER_PORT``, as is the habit there.
 
+Before them comes who is nearer: ``PET_*``, which somebody set for this very job, and ``mpirun``,
+which may run inside of a Slurm allocation; see :mod:`~rankspawn.launch.foreign_launchers`.
+
 In a worker of this package all of it is about the job that the worker belongs to, and nothing
 is filled in. The same holds where endpoints or addresses of all nodes were listed.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import product
-
 from rankspawn.launch.flags import UsageError
-from rankspawn.option_values import HIGHEST_PORT
+from rankspawn.launch.scheduler_values import (
+    agrees,
+    first_number,
+    is_number,
+    number_of,
+    port_of,
+    port_of_job,
+    with_note,
+)
 from rankspawn.plan.environ import WORKER_VARIABLE
 from rankspawn.plan.topology import join
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from rankspawn.launch.config import LaunchConfig
 
-# Below the ports that Linux gives out for outgoing connections (from 32768 on), above those
-# that services use.
-_FIRST_PORT = 20000
-_PORTS = 10000
 # Prime to the number of ports, and far above the number of steps that run at the same time:
 # the steps of one job are far apart, and so are the first steps of jobs with close ids.
 _BETWEEN_STEPS = 1009
-
-# Slurm itself stops at 65,533 nodes.
-_MOST_NODES = 100_000
+# One of each dialect; see foreign_launchers, which most starts need not load.
+_OF_MPI_OR_TORCHRUN = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PET_NNODES")
 
 
 def fill(config: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
@@ -64,48 +67,35 @@ def fill(config: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
         return config
     if config.ips or config.servers:
         return config
+    if any(environ.get(name) for name in _OF_MPI_OR_TORCHRUN):
+        from rankspawn.launch.foreign_launchers import fill_from_mpi, fill_from_torchrun
+
+        told = fill_from_torchrun(config, environ) or fill_from_mpi(config, environ)
+        if told is not None:
+            return told
     if environ.get("SLURM_JOB_ID"):
         return _fill_from_slurm(config, environ)
+    if environ.get("MASTER_ADDR") and environ.get("RANK"):
+        from rankspawn.launch.foreign_launchers import fill_from_pod
+
+        told = fill_from_pod(config, environ)
+        if told is not None:
+            return told
     if environ.get("JOB_COMPLETION_INDEX"):
         return _fill_from_kubernetes(config, environ)
     return config
 
 
-def expand_nodes(text: str, *, name: str = "SLURM_JOB_NODELIST") -> list[str]:
-    """The hosts of a list in Slurm's notation, such as ``login,node[01-03,7]``.
-
-    Zeros in front are kept, and a name may hold several brackets.
-
-    Args:
-        text: The list.
-        name: Where it comes from, for messages.
-
-    Raises:
-        UsageError: It is malformed.
-    """
-    hosts: list[str] = []
-    for word in _split_outside_brackets(text, name):
-        parts = [_expand_part(part, text, name) for part in _parts(word, text, name)]
-        size = 1
-        for part in parts:
-            size *= len(part)
-        if len(hosts) + size > _MOST_NODES:
-            raise UsageError(f"{name}={_short(text)} names more than {_MOST_NODES} nodes")
-        hosts.extend("".join(choice) for choice in product(*parts))
-    return hosts
-
-
 def _fill_from_slurm(config: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
     in_step = "SLURM_STEP_ID" in environ or "SLURM_STEP_NUM_NODES" in environ
-    nodes = _first_number(
+    nodes = first_number(
         environ,
         *(("SLURM_STEP_NUM_NODES",) if in_step else ()),
         *(("SLURM_NNODES", "SLURM_JOB_NUM_NODES") if in_step else _OF_ALLOCATION),
     )
-    agrees = config.min_nodes <= nodes <= config.max_nodes
-    if nodes < 2 or ("nnodes" in config.given and not agrees):
+    if nodes < 2 or not agrees(config, nodes):
         return config
-    job_id = _number(environ, "SLURM_JOB_ID")
+    job_id = number_of(environ, "SLURM_JOB_ID")
     filled: dict[str, object] = {}
     if "nnodes" not in config.given:
         filled |= {"min_nodes": nodes, "max_nodes": nodes}
@@ -121,7 +111,7 @@ def _fill_from_slurm(config: LaunchConfig, environ: Mapping[str, str]) -> Launch
         filled["master"] = _slurm_master(environ, nodes, job_id)
     if filled:
         _refuse_many_tasks(environ, nodes, in_step=in_step)
-    return _with_note(config, filled, f"Slurm job {job_id}", alone="" if in_step else _ALONE)
+    return with_note(config, filled, f"Slurm job {job_id}", alone="" if in_step else _ALONE)
 
 
 # In a batch script, and in a shell of salloc, both are about the allocation.
@@ -142,7 +132,7 @@ def _slurm_rank(environ: Mapping[str, str], nodes: int) -> int:
             "`srun --ntasks-per-node=1 rankrun …`, give --rank, or say --nnodes 1 to use this "
             "machine alone"
         )
-    rank = _number(environ, "SLURM_NODEID")
+    rank = number_of(environ, "SLURM_NODEID")
     if rank >= nodes:
         raise UsageError(
             f"SLURM_NODEID={rank} is out of range for {nodes} nodes: give --nnodes and --rank"
@@ -152,14 +142,16 @@ def _slurm_rank(environ: Mapping[str, str], nodes: int) -> int:
 
 def _slurm_master(environ: Mapping[str, str], nodes: int, job_id: int) -> str:
     step = environ.get("SLURM_STEP_ID", "")
-    number = int(step) if _is_number(step) else 0
-    port = _FIRST_PORT + (job_id + _BETWEEN_STEPS * number) % _PORTS
+    number = int(step) if is_number(step) else 0
+    port = port_of_job(job_id + _BETWEEN_STEPS * number)
     if environ.get("MASTER_PORT"):
-        port = _port(environ)
+        port = port_of(environ)
     return join(environ.get("MASTER_ADDR") or _first_node(environ, nodes), port)
 
 
 def _first_node(environ: Mapping[str, str], nodes: int) -> str:
+    from rankspawn.launch.node_lists import expand_nodes
+
     for name in ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"):
         if not environ.get(name):
             continue
@@ -180,7 +172,7 @@ def _refuse_many_tasks(environ: Mapping[str, str], nodes: int, *, in_step: bool)
     """Several launchers on a node would all take themselves for that node."""
     if not in_step or not environ.get("SLURM_STEP_NUM_TASKS"):
         return
-    tasks = _number(environ, "SLURM_STEP_NUM_TASKS")
+    tasks = number_of(environ, "SLURM_STEP_NUM_TASKS")
     if tasks != nodes:
         raise UsageError(
             f"srun started {tasks} tasks on {nodes} nodes, but one launcher on each node is "
@@ -189,7 +181,7 @@ def _refuse_many_tasks(environ: Mapping[str, str], nodes: int, *, in_step: bool)
 
 
 def _fill_from_kubernetes(config: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
-    index = _number(environ, "JOB_COMPLETION_INDEX")
+    index = number_of(environ, "JOB_COMPLETION_INDEX")
     pod = f"JOB_COMPLETION_INDEX={index} says that this is a pod of an indexed Kubernetes job, but"
     if "nnodes" not in config.given:
         raise UsageError(
@@ -208,13 +200,13 @@ def _fill_from_kubernetes(config: LaunchConfig, environ: Mapping[str, str]) -> L
         filled["node_rank"] = index
     if "master" not in config.given:
         filled["master"] = _kubernetes_master(environ, index, pod)
-    return _with_note(config, filled, "Kubernetes job")
+    return with_note(config, filled, "Kubernetes job")
 
 
 def _kubernetes_master(environ: Mapping[str, str], index: int, pod: str) -> str:
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
     if not missing:
-        return join(environ["MASTER_ADDR"], _port(environ))
+        return join(environ["MASTER_ADDR"], port_of(environ))
     # Pods of such a job are called <job>-<index>.
     hostname = environ.get("HOSTNAME", "")
     job = hostname.removesuffix(f"-{index}") if hostname.endswith(f"-{index}") else ""
@@ -224,91 +216,3 @@ def _kubernetes_master(environ: Mapping[str, str], index: int, pod: str) -> str:
         f"--master {first}:29500, or PADDLE_MASTER in the pod's template, where <service> is the "
         "headless service that the job's template names as its subdomain"
     )
-
-
-def _with_note(
-    config: LaunchConfig, filled: dict[str, object], source: str, *, alone: str = ""
-) -> LaunchConfig:
-    if not filled:
-        return config
-    flags = {"max_nodes": "--nnodes", "node_rank": "--rank", "master": "--master"}
-    parts = [f"{flag} {filled[name]}" for name, flag in flags.items() if name in filled]
-    note = f"taken from the {source}: {' '.join(parts)}{alone}"
-    return replace(config, **filled, notes=(*config.notes, note))  # type: ignore[arg-type]
-
-
-def _split_outside_brackets(text: str, name: str) -> Iterator[str]:
-    depth, start = 0, 0
-    for place, char in enumerate(text):
-        depth += {"[": 1, "]": -1}.get(char, 0)
-        if depth not in (0, 1):
-            raise _malformed(text, name)
-        if char == "," and depth == 0:
-            yield text[start:place]
-            start = place + 1
-    if depth:
-        raise _malformed(text, name)
-    yield text[start:]
-
-
-def _parts(word: str, text: str, name: str) -> Iterator[str]:
-    """``a``, ``[1-2]``, ``b`` of ``a[1-2]b``."""
-    word = word.strip()
-    if not word or any(char.isspace() for char in word):
-        raise _malformed(text, name)
-    while word:
-        end = word.index("]") + 1 if word.startswith("[") else len(word.partition("[")[0])
-        yield word[:end]
-        word = word[end:]
-
-
-def _expand_part(part: str, text: str, name: str) -> list[str]:
-    if not part.startswith("["):
-        return [part]
-    found: list[str] = []
-    for entry in part[1:-1].split(","):
-        first, dash, last = entry.partition("-")
-        last = last if dash else first
-        if not (_is_number(first) and _is_number(last)) or int(first) > int(last):
-            raise _malformed(text, name)
-        if int(last) - int(first) >= _MOST_NODES:
-            raise UsageError(f"{name}={_short(text)} names more than {_MOST_NODES} nodes")
-        found += [str(number).zfill(len(first)) for number in range(int(first), int(last) + 1)]
-    return found
-
-
-def _malformed(text: str, name: str) -> UsageError:
-    return UsageError(
-        f"{name}={_short(text)} is no list of nodes, such as node[01-03,7]: give --nnodes, --rank "
-        "and --master"
-    )
-
-
-def _first_number(environ: Mapping[str, str], *names: str) -> int:
-    """The first of these variables that is set; 0 without any."""
-    return next((_number(environ, name) for name in names if environ.get(name)), 0)
-
-
-def _number(environ: Mapping[str, str], name: str) -> int:
-    text = environ[name].strip()
-    if not _is_number(text):
-        raise UsageError(
-            f"{name}={_short(environ[name])} is no number: give --nnodes, --rank and --master"
-        )
-    return int(text)
-
-
-def _port(environ: Mapping[str, str]) -> int:
-    port = _number(environ, "MASTER_PORT")
-    if not 0 < port <= HIGHEST_PORT:
-        raise UsageError(f"MASTER_PORT={port} is no port: it must be from 1 to {HIGHEST_PORT}")
-    return port
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal()
-
-
-def _short(text: str) -> str:
-    # A list of thousands of nodes must not fill the screen.
-    return repr(text if len(text) <= 80 else text[:77] + "...")

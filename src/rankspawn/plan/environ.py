@@ -76,6 +76,28 @@ _PLACE_IN_A_JOB = (
     "HETER_DEVICE_TYPE",
 )
 
+# What srun tells a task of its number. Here the task is a launcher, or a program that spawns, and
+# a rank that believes it takes itself for that: JAX gives all of them the same device.
+_OF_A_SLURM_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURM_GTIDS")
+
+# One of them is set in each process of an mpirun's. Its ranks are no processes of MPI, which
+# would let one of them speak for all: in them MPI starts anew.
+_OF_AN_MPI_PROCESS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT")
+_PREFIXES_OF_MPI = (
+    "OMPI_COMM_WORLD_",
+    "OMPI_MCA_orte_",
+    "OMPI_MCA_ess",
+    "OMPI_FILE_LOCATION",
+    "PMIX_",
+    "PMI_",
+    "PRTE_LAUNCHED",
+    "MPI_LOCALN",
+    "MPI_LOCALR",
+    "HYDI_",
+)
+# Settings, which hold for MPI wherever it is started.
+_SETTINGS_OF_MPI = ("PMIX_MCA_",)
+
 
 def rank_env(
     who: Identity,
@@ -100,6 +122,7 @@ def rank_env(
     cpus, count = resources.cpus, who.local_world_size
     return {
         **removed_env(resources.environ),
+        **slurm_env(who, resources.environ),
         **paddle_env(who, resources.backend),
         **torch_env(who, restart_count=restart_count, max_restarts=max_restarts, run_id=run_id),
         **jax_env(who),
@@ -118,14 +141,44 @@ def removed_env(environ: Mapping[str, str], *, place: bool = False) -> Variables
             would take the number that a platform gave this machine for its own.
     """
     outer = environ.get(WORKER_VARIABLE)
-    names = [*TOKEN_VARIABLES]
+    names = [*TOKEN_VARIABLES, *_OF_A_SLURM_TASK]
     if place or outer is not None:
         names += _PLACE_IN_A_JOB
+    if any(name in environ for name in _OF_AN_MPI_PROCESS):
+        names += [
+            name
+            for name in environ
+            if name.startswith(_PREFIXES_OF_MPI) and not name.startswith(_SETTINGS_OF_MPI)
+        ]
     env: Variables = dict.fromkeys(_PROXIES)
     env |= {name: None for name in names if name in environ}
     if outer is not None:
         env[vendor_of(outer).flag] = None
     return env
+
+
+def slurm_env(who: Identity, environ: Mapping[str, str]) -> Variables:
+    """What Slurm would say, had it started the ranks as its tasks; nothing where it says nothing.
+
+    For JAX, Lightning and others who look there, and so find what is true.
+    """
+    if "SLURM_PROCID" not in environ:
+        return {}
+    is_even = who.world_size == who.local_world_size * who.nnodes
+    each = str(who.local_world_size)
+    per_node = each if who.nnodes == 1 else f"{each}(x{who.nnodes})"
+    told = {
+        "SLURM_PROCID": str(who.rank),
+        "SLURM_LOCALID": str(who.local_rank),
+        "SLURM_NODEID": str(who.node_rank),
+        "SLURM_NTASKS": str(who.world_size),
+        "SLURM_NPROCS": str(who.world_size),
+        "SLURM_STEP_NUM_TASKS": str(who.world_size),
+        "SLURM_NTASKS_PER_NODE": each if is_even else None,
+        "SLURM_TASKS_PER_NODE": per_node if is_even else None,
+        "SLURM_STEP_TASKS_PER_NODE": per_node if is_even else None,
+    }
+    return {name: value for name, value in told.items() if name in environ}
 
 
 def paddle_env(who: Identity, backend: str) -> Variables:
