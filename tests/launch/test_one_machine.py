@@ -580,7 +580,19 @@ class TestRestarts:
         )
         assert done.code == 1
         assert done.output.count("start ") == 3
-        assert done.errors.splitlines()[-1] == "ValueError: 2"
+        lines = done.errors.splitlines()
+        assert lines[-1] == "ValueError: 2"
+        # The first restart is at once; how long the others wait is said.
+        pauses = [line.partition("; ")[2] for line in lines if "next start" in line]
+        assert pauses == ["the next start is in 0.5 s"]
+
+    def test_not_before_the_first_line(self, tmp_path: Path) -> None:
+        done = run_script(tmp_path, "print('here'\n", "--elastic_level=1")
+        assert done.code == 126
+        assert "train.py cannot be run, so nothing is started" in done.errors
+        assert done.errors.splitlines()[-1].startswith("SyntaxError: ")
+        assert "restart" not in done.errors
+        assert not (tmp_path / "log").exists()
 
     def test_the_last_start_is_told_of(self, tmp_path: Path) -> None:
         script = self.COUNT + "    sys.exit(7 + int(os.environ['TORCHELASTIC_RESTART_COUNT']))\n"

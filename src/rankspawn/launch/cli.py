@@ -157,10 +157,28 @@ def _check_script(config: LaunchConfig) -> None:
     if config.script.endswith(".py"):
         if not os.path.exists(config.script):
             raise FileNotFoundError(f"there is no script {config.script}")
+        # Elsewhere the one start tells, and this would only cost time.
+        if config.spans_machines or config.elastic_level == 1:
+            _check_syntax(config.script)
         return
     from rankspawn.workers.execution import check_program
 
     check_program(config.command(sys.executable))
+
+
+def _check_syntax(script: str) -> None:
+    """Refuse a script that no start, and no restart, brings to its first line."""
+    import warnings
+
+    try:
+        with open(script, "rb") as file, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the worker's own matter
+            compile(file.read(), script, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        from traceback import format_exception_only
+
+        told = "".join(format_exception_only(error)).rstrip()
+        raise OSError(f"{script} cannot be run, so nothing is started:\n{told}") from error
 
 
 def _say_goodbye(result: JobResult, agent: Agent, ending: int | None) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 
 from rankspawn.descriptors import Waker
+from rankspawn.launch.backoff import Backoff, call_later
 from rankspawn.launch.programs import Node
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -243,9 +244,14 @@ class LocalSession:
     Args:
         config: What was asked for.
         node: This node, with its first ports.
+        backoff: The pauses between restarts.
     """
 
-    def __init__(self, config: LaunchConfig, node: Node) -> None:
+    def __init__(self, config: LaunchConfig, node: Node, backoff: Backoff | None = None) -> None:
+        self._backoff = backoff or Backoff()
+        # Has the start that a pause puts off.
+        self._outbox = Outbox() if may_restart(config, 0) else None
+        self._call_off: Callable[[], None] | None = None
         self._config = config
         self._node = node
         self._run_id = os.urandom(8).hex()
@@ -255,19 +261,21 @@ class LocalSession:
         self._brief = ""
         self._instructions: list[Instruction] = [self._start()]
 
-    def fileno(self) -> None:
-        """Nothing to wait on: each answer is there before its question has returned."""
+    def fileno(self) -> int | None:
+        """Each answer is there before its question has returned, but for a restart."""
+        return None if self._outbox is None else self._outbox.fileno()
 
     def take(self) -> list[Instruction]:
         """The next instructions; see :class:`Session`, here as below."""
         taken, self._instructions = self._instructions, []
-        return taken
+        return taken if self._outbox is None else [*taken, *self._outbox.take()]
 
     def may_start(self, instruction: StartWorkers) -> bool:
         """Always; says that it is a restart, which before now a signal could have prevented."""
         if instruction.restarts:
             total = self._config.max_restart
             logger.warning("%s; restart %d of %d", self._brief, instruction.restarts, total)
+        self._backoff.begin()
         return True
 
     def not_started(self, _: StartWorkers, error: Exception, /) -> None:
@@ -297,7 +305,7 @@ class LocalSession:
             if ports is not None:
                 self._node = replace(self._node, ports=ports)
             self._restarts += 1
-            self._instructions.append(self._start())
+            self._restart_after(self._backoff.pause())
         elif failure is not None:
             self._instructions.append(JobOver(JobResult((failure,))))
 
@@ -305,8 +313,20 @@ class LocalSession:
         """End the job at once: nobody has to agree."""
         self._instructions.append(JobOver(JobResult((Cause("left", text, exit_code),))))
 
-    def close(self, *, wait: bool = True) -> None:
-        """Do nothing: there is nothing to let go of."""
+    def close(self, *, wait: bool = True) -> None:  # noqa: ARG002 - a Session's
+        """Call off what is to come; there is nobody to wait for."""
+        if self._call_off is not None:
+            self._call_off()
+        if self._outbox is not None:
+            self._outbox.close()
+
+    def _restart_after(self, seconds: float) -> None:
+        outbox, start = self._outbox, self._start()
+        if not seconds or outbox is None:
+            self._instructions.append(start)
+            return
+        logger.info("%s; the next start is in %g s", self._brief, seconds)
+        self._call_off = call_later(seconds, lambda: outbox.put(start))
 
     def _start(self) -> StartWorkers:
         return StartWorkers(self._restarts + 1, (self._node,), 0, self._restarts, self._run_id)
