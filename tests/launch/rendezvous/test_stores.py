@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from rankspawn.launch.rendezvous import stores
+from rankspawn.launch.rendezvous.client import MasterStore
 from rankspawn.launch.rendezvous.stores import (
     AddressError,
     OpenStore,
@@ -17,7 +18,9 @@ from rankspawn.launch.rendezvous.stores import (
     open_store,
     read_master,
 )
+from rankspawn.launch.rendezvous.wire import derive_key
 from rankspawn.plan.ports import HeldPorts
+from tests.jobs import DEADLOCK
 
 
 class FakeMachine:
@@ -142,16 +145,31 @@ class TestOpen:
         assert opened.master is None
         opened.close()
 
-    def test_a_name_that_means_loopback_only_here_is_served_outward(
-        self, port: int, monkeypatch: pytest.MonkeyPatch
+    def test_a_name_that_means_loopback_only_here_is_served_on_all_addresses(
+        self, port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """As on systems that have their own name at 127.0.1.1."""
+        """As on systems that have their own name at 127.0.1.1: others know it by one of these."""
         monkeypatch.setattr(stores, "outward_address", lambda: "127.0.0.2")
-        machine = FakeMachine("10.0.0.1", node1="127.0.1.1")
+        machine = FakeMachine("10.0.0.1", "192.168.0.1", node1="127.0.1.1")
         opened = self.open(f"node1:{port}", machine=machine)
         assert opened.master is not None
-        assert opened.master.host == "127.0.0.2"
+        key = derive_key("sixteen letters!", "job")
+        for address in ("127.0.0.2", "127.0.0.3"):
+            with closing(MasterStore(address, port, key, answer_within=DEADLOCK)) as other:
+                assert other.put("a", "1")
         assert opened.host == "127.0.0.2"
+        assert "node1 is a loopback address on this machine" in caplog.text
+        assert "127.0.0.2" in caplog.text
+        assert "--host" in caplog.text
+        opened.close()
+
+    def test_a_name_that_means_loopback_only_here_and_one_way_to_it(
+        self, port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(stores, "outward_address", lambda: "10.0.0.1")
+        opened = self.open(f"node1:{port}", machine=FakeMachine("10.0.0.1", node1="127.0.1.1"))
+        assert opened.host == "10.0.0.1"
+        assert not caplog.records
         opened.close()
 
     def test_a_port_in_use_by_something_else_is_not_served(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from rankspawn.launch.rendezvous.store import Store
 from rankspawn.launch.rendezvous.wire import derive_key
 from rankspawn.plan.devices import Machine
 from rankspawn.plan.topology import is_here, is_loopback, join
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 # Each node has one connection for its requests and one to wait for changes.
@@ -140,6 +143,8 @@ def open_store(
         try_to_serve = partial(_try_to_serve, where, key, machine, max_nodes, here=master_is_here)
         served = try_to_serve()
         if served is not None:
+            if host is None and master_is_here and served.host == "0.0.0.0":
+                _warn_about_own_name(where.host, machine)
             return _served(served, where, key, host, answer_within)
     store = MasterStore(where.host, where.port, key, answer_within=answer_within)
     # A name that cannot be resolved yet, as of a pod that is just starting, tells nothing.
@@ -200,8 +205,22 @@ def _listening_host(host: str, machine: Machine, here: bool) -> str:
         return outward[0]
     if is_loopback(host):
         return LOOPBACK if host == "localhost" else host
-    # Some systems resolve their own name to 127.0.1.1, at which nobody else reaches them.
-    return outward_address() or ""
+    # Some systems resolve their own name to 127.0.1.1, at which nobody else reaches them. Others
+    # have another address for it, and that of the default route need not be the one.
+    return ""
+
+
+def _warn_about_own_name(name: str, machine: Machine) -> None:
+    """Say which of several addresses the others are told, where the name tells none."""
+    ways = sorted(way for way in machine.addresses() if not is_loopback(way) and ":" not in way)
+    if len(ways) > 1:
+        logger.warning(
+            "%s is a loopback address on this machine, which has %s: the other nodes are told to "
+            "reach it at %s; if that is wrong, name the right one with --host",
+            name,
+            ", ".join(ways),
+            outward_address() or name,
+        )
 
 
 def _serve(host: str, port: int, key: bytes, max_nodes: int) -> Master:
