@@ -6,7 +6,7 @@ default. Nothing after the script's name is looked at.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rankspawn.launch.flags import (
     FLAGS,
@@ -65,7 +65,11 @@ class LaunchConfig:
     script: str
     script_args: tuple[str, ...] = ()
     is_module: bool = False
-    master: str | None = None
+    # It may hold the password of an etcd.
+    master: str | None = field(default=None, repr=False)
+    etcd_ca: str | None = None
+    etcd_cert: str | None = None
+    etcd_key: str | None = None
     node_rank: int = -1
     min_nodes: int = 1
     max_nodes: int = 1

@@ -102,8 +102,12 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "master",
             read.text,
-            "where they meet: host:port, http://host:port or etcd://host:port[,host:port…]",
+            "where they meet: host:port, http://host:port or etcd://host:port[,host:port…]; "
+            "etcds:// is etcd over TLS",
         ),
+        Flag("etcd_ca", read.text, "file with the authority of the etcd's certificates"),
+        Flag("etcd_cert", read.text, "file with this client's certificate for the etcd"),
+        Flag("etcd_key", read.text, "file with the key of that certificate"),
         Flag("rank", read.number(-1), "rank of this node; -1, the default, has it assigned"),
         Flag(
             "host",

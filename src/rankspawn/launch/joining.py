@@ -20,6 +20,7 @@ from rankspawn.launch.flags import (
     read_variables,
     split_flags,
 )
+from rankspawn.launch.rendezvous.etcd_access import EtcdAccess
 from rankspawn.launch.rendezvous.fence import LeaseTimes
 from rankspawn.launch.rendezvous.job_state import JobTerms
 from rankspawn.launch.rendezvous.session import SharedSession
@@ -280,9 +281,16 @@ def _open(
             max_nodes=plan.max_nodes,
             expected=plan.hosts,
             answer_within=LeaseTimes(terms.lease_seconds).answer_within,
+            etcd=_certificates(here.config),
         )
     except OSError as error:
         raise AddressError(error.strerror or str(error)) from error
+
+
+def _certificates(config: LaunchConfig) -> EtcdAccess:
+    return EtcdAccess(
+        ca=config.etcd_ca or "", cert=config.etcd_cert or "", key=config.etcd_key or ""
+    )
 
 
 def _tell_place(address: str, token: Token, config: LaunchConfig, argv: Sequence[str]) -> None:

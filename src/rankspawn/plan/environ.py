@@ -32,6 +32,8 @@ DEVICE_VARIABLE = "RANKSPAWN_DEVICE"
 # The secret of a job on several nodes. It has no flag, since others could read that in the list
 # of processes, and no worker has it: a program that prints its environment prints it to a log.
 TOKEN_VARIABLES = ("RANKSPAWN_JOB_TOKEN", "PADDLE_JOB_TOKEN")
+# The same for the password of an etcd at which the nodes meet.
+ETCD_PASSWORD_VARIABLE = "RANKSPAWN_ETCD_PASSWORD"
 
 # Only the lower-case names: gRPC and Paddle read no others, so the upper-case ones are left to
 # programs that download something.
@@ -141,7 +143,7 @@ def removed_env(environ: Mapping[str, str], *, place: bool = False) -> Variables
             would take the number that a platform gave this machine for its own.
     """
     outer = environ.get(WORKER_VARIABLE)
-    names = [*TOKEN_VARIABLES, *_OF_A_SLURM_TASK]
+    names = [*TOKEN_VARIABLES, ETCD_PASSWORD_VARIABLE, *_OF_A_SLURM_TASK]
     if place or outer is not None:
         names += _PLACE_IN_A_JOB
     if any(name in environ for name in _OF_AN_MPI_PROCESS):

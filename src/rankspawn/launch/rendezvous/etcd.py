@@ -28,6 +28,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rankspawn.launch.rendezvous.etcd_access import EtcdAccess
 from rankspawn.launch.rendezvous.store import (
     Changes,
     Entry,
@@ -35,27 +36,22 @@ from rankspawn.launch.rendezvous.store import (
     LeaseExpiredError,
     RevisionGoneError,
     Snapshot,
-    StoreRefusedError,
     StoreUnreachableError,
 )
-from rankspawn.plan.topology import join
 
 try:
     import requests
-    from etcd3gw import exceptions
-    from etcd3gw.client import Etcd3Client
+
+    from rankspawn.launch.rendezvous.etcd_members import Members
 except ImportError as _error:
     raise ImportError(
         "--master etcd://… needs a client for etcd, which is not installed: "
         "pip install 'rankspawn[etcd]'"
     ) from _error
 
-_API = "/v3/"
 _CHUNK = 1 << 16
 # Between two rounds of asking all members.
 _PAUSE = 0.05
-# gRPC's code for what does not exist, such as a lease that has ended.
-_NOT_FOUND = 5
 
 
 class EtcdStore:
@@ -66,15 +62,23 @@ class EtcdStore:
     Args:
         endpoints: Host and port of some of the cluster's members.
         answer_within: Seconds that a request may take, with all members that are tried.
+        access: Who this is, and how the members are known; None for an open cluster.
     """
 
-    def __init__(self, endpoints: Sequence[tuple[str, int]], *, answer_within: float = 2.0) -> None:
+    def __init__(
+        self,
+        endpoints: Sequence[tuple[str, int]],
+        *,
+        answer_within: float = 2.0,
+        access: EtcdAccess | None = None,
+    ) -> None:
         self._endpoints = list(endpoints)
         self._answer_within = answer_within
         # So that there is time to ask another one when a member hangs.
         self._member_seconds = answer_within / min(2, len(self._endpoints))
-        self._calls = _Members(self._endpoints, self._member_seconds)
-        self._watching = _Members(self._endpoints, self._member_seconds)
+        access = access or EtcdAccess()
+        self._calls = Members(self._endpoints, self._member_seconds, access)
+        self._watching = Members(self._endpoints, self._member_seconds, access)
         self._stream: requests.Response | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -174,8 +178,7 @@ class EtcdStore:
 
     def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         deadline = time.monotonic() + self._answer_within
-        if self._closed:
-            raise StoreUnreachableError("the connection to etcd was closed")
+        self._check_open()
         while True:
             try:
                 return self._calls.post(path, body)
@@ -187,6 +190,10 @@ class EtcdStore:
                     # None answers, as while they choose a new leader; that takes a second.
                     time.sleep(_PAUSE)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnreachableError("the connection to etcd was closed")
+
     @contextlib.contextmanager
     def _open_stream(self, request: dict[str, Any], wait: float) -> Iterator[Iterator[bytes]]:
         """The lines of a streamed answer, up to when none comes for ``wait`` seconds."""
@@ -197,11 +204,13 @@ class EtcdStore:
             raise
         with self._lock:
             self._stream = response
-            closed = self._closed
         try:
-            if closed:
-                raise StoreUnreachableError("the connection to etcd was closed")
+            self._check_open()
             yield self._lines(response)
+        except StoreUnreachableError:
+            # Maybe it does not know us any more, of which a watch is told as of anything else.
+            self._watching.forget_token()
+            raise
         finally:
             with self._lock:
                 self._stream = None
@@ -221,77 +230,6 @@ class EtcdStore:
         # A stream that ends by itself is a member that goes down.
         self._watching.try_next()
         raise StoreUnreachableError(f"etcd at {self._watching.name} ended its answer")
-
-
-class _Members:
-    """The members of a cluster, one of which is asked; for one thread at a time."""
-
-    def __init__(self, endpoints: Sequence[tuple[str, int]], seconds: float) -> None:
-        self._endpoints = list(endpoints)
-        self._seconds = seconds
-        self._at = 0
-        self._lock = threading.RLock()
-        self._session = requests.Session()
-        # Loopback and cluster traffic must not go through a proxy of the environment.
-        self._session.trust_env = False
-        # A member that has lost the others says so instead of waiting for them.
-        self._session.headers["Grpc-Metadata-hasleader"] = "true"
-
-    @property
-    def name(self) -> str:
-        return join(*self._endpoints[self._at])
-
-    def try_next(self) -> bool:
-        """Ask another member from now on; False when all have had their turn."""
-        with self._lock:
-            self._at = (self._at + 1) % len(self._endpoints)
-            return self._at != 0
-
-    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        with self._lock:
-            try:
-                client = self._client()
-                answer: dict[str, Any] = client.post(client.get_url(path), json=body)
-            except exceptions.Etcd3Exception as error:
-                raise self._translate(error) from error
-            except requests.RequestException as error:
-                raise StoreUnreachableError(f"etcd at {self.name}: {error}") from error
-        return answer
-
-    def stream(self, path: str, body: dict[str, Any], wait: float) -> requests.Response:
-        client = self._client()
-        try:
-            response = self._session.post(
-                client.get_url(path), json=body, stream=True, timeout=(self._seconds, wait)
-            )
-        except requests.RequestException as error:
-            raise StoreUnreachableError(f"etcd at {self.name} does not answer") from error
-        if response.status_code != requests.codes["ok"]:
-            text = response.text
-            response.close()
-            raise StoreUnreachableError(f"etcd at {self.name}: {text}")
-        return response
-
-    def close(self) -> None:
-        self._session.close()
-
-    def _client(self) -> Etcd3Client:
-        host, port = self._endpoints[self._at]
-        return Etcd3Client(host, port, timeout=self._seconds, api_path=_API, session=self._session)
-
-    def _translate(self, error: exceptions.Etcd3Exception) -> Exception:
-        # What the member sent; the message has only HTTP's words for it.
-        text = str(error.detail_text or error)
-        with contextlib.suppress(ValueError, AttributeError):
-            answer = json.loads(text)
-            if answer.get("code") == _NOT_FOUND:
-                return LeaseExpiredError(str(answer.get("error")))
-            text = str(answer.get("error", text))
-        if isinstance(error, exceptions.ConnectionFailedError | exceptions.ConnectionTimeoutError):
-            return StoreUnreachableError(f"etcd at {self.name} does not answer")
-        if isinstance(error, exceptions.InternalServerError):
-            return StoreUnreachableError(f"etcd at {self.name}: {text}")
-        return StoreRefusedError(f"etcd at {self.name}: {text}")
 
 
 def _result(line: bytes) -> dict[str, Any]:

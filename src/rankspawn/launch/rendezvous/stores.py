@@ -8,14 +8,16 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from rankspawn.launch.rendezvous.client import MasterStore
+from rankspawn.launch.rendezvous.etcd_access import EtcdAccess, split_user, without_secrets
 from rankspawn.launch.rendezvous.master import ConnectionLimits, Master
 from rankspawn.launch.rendezvous.store import Store
 from rankspawn.launch.rendezvous.wire import derive_key
 from rankspawn.plan.devices import Machine
+from rankspawn.plan.environ import ETCD_PASSWORD_VARIABLE
 from rankspawn.plan.topology import is_here, is_loopback, join
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -40,10 +42,12 @@ class MasterAddress:
     Attributes:
         is_etcd: An etcd cluster; else an embedded master.
         endpoints: Hosts and ports; one, unless it is etcd.
+        access: Who this is to an etcd, as far as the address says it.
     """
 
     is_etcd: bool
     endpoints: tuple[tuple[str, int], ...]
+    access: EtcdAccess = field(default_factory=EtcdAccess)
 
     @property
     def host(self) -> str:
@@ -102,6 +106,7 @@ def open_store(
     max_nodes: int = 2,
     expected: Sequence[str] = (),
     answer_within: float = 2.0,
+    etcd: EtcdAccess | None = None,
 ) -> OpenStore:
     """Serve the store, or find out where it is. Does not wait for anybody.
 
@@ -119,6 +124,7 @@ def open_store(
         max_nodes: How many nodes may come.
         expected: The nodes' addresses, if they are known.
         answer_within: Seconds that a request may take.
+        etcd: The certificates that the user named for an etcd.
 
     Raises:
         AddressError: An address that cannot be meant, such as loopback for another machine.
@@ -130,7 +136,9 @@ def open_store(
         return _serve_anywhere(key, host, max_nodes, answer_within)
     where = read_master(master)
     if where.is_etcd:
-        return _open_etcd(where, master, host, answer_within)
+        return _open_etcd(where, etcd or EtcdAccess(), host, answer_within)
+    if etcd is not None and etcd.files:
+        raise AddressError(f"{next(iter(etcd.files))} is for --master etcds://host:port")
     _check_reachable(where, [*expected, *([] if host is None else [host])], machine)
     master_is_here = is_here(where.host, machine)
     if host is not None and is_loopback(host) and not master_is_here:
@@ -254,38 +262,66 @@ def _check_reachable(where: MasterAddress, hosts: Sequence[str], machine: Machin
 
 
 def _open_etcd(
-    where: MasterAddress, master: str, host: str | None, answer_within: float
+    where: MasterAddress, named: EtcdAccess, host: str | None, answer_within: float
 ) -> OpenStore:
     from rankspawn.launch.rendezvous.etcd import EtcdStore
 
-    store = EtcdStore(where.endpoints, answer_within=answer_within)
+    access = _etcd_access(where.access, named)
+    store = EtcdStore(where.endpoints, answer_within=answer_within, access=access)
     ways = (address_towards(*endpoint) for endpoint in where.endpoints)
     found = [way for way in ways if way is not None]
     # An etcd on this machine is reached over loopback, by which nobody else reaches this node.
     outward = [way for way in found if not is_loopback(way)]
     own = host or next(iter(outward or found), None) or outward_address() or LOOPBACK
-    return OpenStore(store, master, own)
+    scheme = "etcds" if access.uses_tls else "etcd"
+    return OpenStore(store, f"{scheme}://{where}", own)
+
+
+def _etcd_access(told: EtcdAccess, named: EtcdAccess) -> EtcdAccess:
+    """What it takes to be let in: from the address, from flags and from variables."""
+    if named.files and not told.uses_tls:
+        raise AddressError(
+            f"{next(iter(named.files))} is for an etcd that is spoken to over TLS: write "
+            "--master etcds://host:port"
+        )
+    access = replace(told, ca=named.ca, cert=named.cert, key=named.key).completed(os.environ)
+    for name, path in access.files.items():
+        if not os.access(path, os.R_OK):
+            raise AddressError(f"{name} {path} cannot be read")
+    if access.user and not access.password:
+        raise AddressError(
+            f"there is no password for the user {access.user} of etcd: set "
+            f"{ETCD_PASSWORD_VARIABLE}, the same on every node"
+        )
+    return access
 
 
 def read_master(text: str) -> MasterAddress:
-    """``host:port``, ``http://host:port`` or ``etcd://host:port[,host:port…]``.
+    """``host:port``, ``http://host:port`` or ``etcd://[user:password@]host:port[,host:port…]``.
 
     Raises:
         AddressError: It is none of these.
     """
-    scheme, found, rest = text.rpartition("://")
-    if found and scheme not in ("http", "etcd", "tcp"):
+    shown = without_secrets(text)
+    scheme, found, rest = text.partition("://")
+    scheme, rest = (scheme, rest) if found else ("", text)
+    if found and scheme not in ("http", "etcd", "etcds", "tcp"):
         raise AddressError(
-            f"--master {text!r}: {scheme}:// is not known; give host:port, http://host:port or "
+            f"--master {shown!r}: {scheme}:// is not known; give host:port, http://host:port or "
             "etcd://host:port[,host:port…]"
         )
-    is_etcd = scheme == "etcd"
+    is_etcd = scheme in ("etcd", "etcds")
+    user, password, rest = split_user(rest)
+    if user and not is_etcd:
+        raise AddressError(f"--master {shown!r} names a user; only etcd:// has any")
     endpoints = rest.rstrip("/").split(",")
     if len(endpoints) > 1 and not is_etcd:
-        raise AddressError(f"--master {text!r} names several masters; only etcd:// has several")
+        raise AddressError(f"--master {shown!r} names several masters; only etcd:// has several")
     port = ETCD_PORT if is_etcd else None
     return MasterAddress(
-        is_etcd, tuple(_read_endpoint(endpoint.strip(), port, text) for endpoint in endpoints)
+        is_etcd,
+        tuple(_read_endpoint(endpoint.strip(), port, shown) for endpoint in endpoints),
+        EtcdAccess(user, password, uses_tls=scheme == "etcds"),
     )
 
 
