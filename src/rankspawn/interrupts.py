@@ -209,8 +209,7 @@ class Signals:
         self.ending: int | None = None
         self._asked_at = 0.0
         self._to_pass_on: list[int] = []
-        self._raises = self._raises_at_first = False
-        self._is_asked_again = False
+        self._raises = self._raises_at_first = self._is_asked_again = False
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Signals:
@@ -247,30 +246,19 @@ class Signals:
         return taken
 
     @contextmanager
-    def impatient(self) -> Iterator[None]:
+    def impatient(self, *, at_first: bool = False) -> Iterator[None]:
         """In here a further request to end raises :class:`ImpatientError`, once.
 
-        One that came since the first, but before this, raises at once. The first one is only
-        noted, whatever is under way: a scheduler that ends a whole job sends it to each launcher
-        once, also to those that are already stopping their workers because another one has left.
+        One that came since the first, but before this, raises at once. The first does only if
+        ``at_first``: a scheduler sends it to all launchers, also those that stop workers already.
         """
-        self._raises = True
+        self._raises, self._raises_at_first = True, at_first
         try:
             if self._is_asked_again:
                 self._raise()
             yield
         finally:
-            self._raises = False
-
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
-        """In here the first request to end raises, too: nothing is lost that took time to do."""
-        self._raises_at_first = True
-        try:
-            with self.impatient():
-                yield
-        finally:
-            self._raises_at_first = False
+            self._raises = self._raises_at_first = False
 
     def _note(self, number: int, _: FrameType | None) -> None:
         if number in PASSED_ON:
@@ -282,11 +270,10 @@ class Signals:
             self.ending, self._asked_at = number, now
         elif number == self.ending and is_echo(self._asked_at):
             return
-        if number not in _INSISTING or (is_first and not self._raises_at_first):
-            return
-        if self._raises:
-            self._raise()
-        self._is_asked_again = not is_first
+        if number in _INSISTING and (self._raises_at_first or not is_first):
+            if self._raises:
+                self._raise()
+            self._is_asked_again = not is_first
 
     def _raise(self) -> None:
         self._raises = self._is_asked_again = False

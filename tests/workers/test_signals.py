@@ -110,7 +110,7 @@ class TestImpatience:
                 killed.append(True)
 
         killed: list[bool] = []
-        with Signals() as signals, pytest.raises(ImpatientError), signals.interruptible():
+        with Signals() as signals, pytest.raises(ImpatientError), signals.impatient(at_first=True):
             stop()
         assert killed
 
@@ -140,9 +140,9 @@ class TestImpatience:
 
     def test_the_first_one_interrupts_what_may_be_given_up(self) -> None:
         with Signals() as signals:
-            with pytest.raises(ImpatientError), signals.interruptible():
+            with pytest.raises(ImpatientError), signals.impatient(at_first=True):
                 signal.raise_signal(signal.SIGTERM)
-            with signals.interruptible():
+            with signals.impatient(at_first=True):
                 pass
 
     def test_a_closing_terminal_is_none(self) -> None:

@@ -67,7 +67,7 @@ class Agent:
             UsageError: The same, because of its options.
         """
         try:
-            with self._signals.interruptible():
+            with self._signals.impatient(at_first=True):
                 self._session = join()
         except ImpatientError:  # before it met anybody
             return self._ended_by_signal()

@@ -141,7 +141,7 @@ class _Others:
 
 def _wait_for_terminal(finish: Callable[[float | None], None], signals: Signals) -> None:
     """Wait until everything was shown, unless somebody asked, or asks, us to end."""
-    with suppress(ImpatientError), signals.interruptible():
+    with suppress(ImpatientError), signals.impatient(at_first=True):
         finish(None if signals.ending is None else _LONGEST_GOODBYE)
 
 

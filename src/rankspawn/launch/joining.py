@@ -212,7 +212,7 @@ def tell_inability(
         "unable", f"the node on {who} cannot take part: {error}", exit_code_of_error(error)
     )
     try:
-        with signals.interruptible():
+        with signals.impatient(at_first=True):
             opened = _hearing_signals(lambda: _open(plan, config, machine, _token(plan), terms))
     except (ValueError, OSError, ImportError, ImpatientError):
         return  # the others cannot be reached, or need not be
@@ -226,7 +226,7 @@ def tell_inability(
         unable=cause,
     )
     try:
-        with signals.interruptible():
+        with signals.impatient(at_first=True):
             _wait_for_end(session, terms.elastic_timeout)
             session.close()
     except ImpatientError:
@@ -281,7 +281,7 @@ def _open(
             max_nodes=plan.max_nodes,
             expected=plan.hosts,
             answer_within=LeaseTimes(terms.lease_seconds).answer_within,
-            etcd=_certificates(here.config),
+            etcd=_certificates(config),
         )
     except OSError as error:
         raise AddressError(error.strerror or str(error)) from error
