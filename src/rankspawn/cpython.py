@@ -121,9 +121,8 @@ def forget_exit_functions(finalize: Any) -> None:
     """For a forked worker: what the parent registered for its own exit is not run here.
 
     Without ``atexit._clear`` no exit function of the worker is run either. The names of
-    ``weakref.finalize`` let finalizers that the worker makes register themselves again. And
-    threads of the parent's pools are not here to be waited for, but for the one that forked, which
-    is this process and would wait for itself.
+    ``weakref.finalize`` let finalizers of the worker register themselves again. Threads of the
+    parent's pools are not here, but for the one that forked, which would wait for itself.
     """
     global _exit_functions_are_ours  # noqa: PLW0603 - the process is in this state
     clear = getattr(atexit, "_clear", None)
@@ -241,10 +240,7 @@ def bootstrap_of(process: object) -> Callable[[], int] | None:
 
 
 def parent_class() -> Any:
-    """The class of this process as multiprocessing's ``parent_process()`` has it in a worker.
-
-    Its sentinel is opened when somebody asks. Only if :func:`can_become_child`.
-    """
+    """What multiprocessing's ``parent_process()`` gets, with a sentinel that is opened if asked."""
     global _parent_class  # noqa: PLW0603 - made once: that takes longer than a fork
     if _parent_class is not None:
         return _parent_class
@@ -275,8 +271,7 @@ _parent_class: Any = None
 class ChildMaker:
     """Tells multiprocessing, in a fork, that this is one of its children, to end like one.
 
-    Made before the fork, for all of them: imports touch pages as well. Only if
-    :func:`can_become_child`.
+    Made before the forks, as imports touch pages, too. Only if :func:`can_become_child`.
     """
 
     def __init__(self) -> None:

@@ -26,7 +26,7 @@ from rankspawn import MultiprocessContext, ProcessExitedException, ProcessRaised
 from rankspawn.supervise import context as context_module
 from rankspawn.supervise.supervisor import Supervisor
 from rankspawn.workers import forked as forked_module
-from rankspawn.workers import group as group_module
+from rankspawn.workers import running as running_groups
 from tests import jobs
 from tests.descendants import Watched
 from tests.jobs import DEADLOCK
@@ -72,8 +72,8 @@ def test_workers_of_a_dropped_context_run_to_their_end(run: Run) -> None:
         ours.send(None)
         processes[0].join(DEADLOCK)
         assert processes[0].exitcode == 0
-    group_module.close_forgotten()
-    assert group_module._running == set()
+    running_groups.close_forgotten()
+    assert running_groups.running == set()
 
 
 def test_an_interrupt_between_start_and_join_stops_the_workers(

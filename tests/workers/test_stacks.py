@@ -46,7 +46,7 @@ def test_who_wrote_it_is_left_out() -> None:
     ours = Path(child.__file__).parent
     head = "Current thread 0x1 (most recent call first):\n"
     own = '  File "train.py", line 9 in train\n'
-    writer = f'  File "{ours}/child.py", line 3 in write_stacks\n'
+    writer = f'  File "{ours}/report.py", line 3 in write_stacks\n'
     assert without_our_frames(head + writer + own) == head + own
 
 

@@ -6,7 +6,6 @@ not imported, multiprocessing and cloudpickle among it.
 
 from __future__ import annotations
 
-import faulthandler
 import io
 import os
 import sys
@@ -18,10 +17,6 @@ from rankspawn.workers.report import (
     DEAF_TO_INTERRUPTS,
     IN_FUNCTION,
     REPORT_LOST,
-    STACKS_BEGIN,
-    STACKS_END,
-    STACKS_IN_C_SIGNAL,
-    STACKS_SIGNAL,
     STARTED,
     Report,
     ReportLostError,
@@ -162,7 +157,7 @@ def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
     worker = os.getpid()
     loaded = False
     try:
-        answer_stack_requests(report)
+        report.answer_stack_requests()
         report.stage(STARTED)
         if report.flags & DEAF_TO_INTERRUPTS:
             raw_signal.signal(raw_signal.SIGINT, raw_signal.SIG_IGN)
@@ -180,28 +175,6 @@ def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
         tell: Callable[[Report, Any], int] = _report_exit if is_exit else _report_error
         return _tell(tell, report, error)
     return 0 if os.getpid() != worker else _tell(_report_result, report, value)
-
-
-def answer_stack_requests(report: Report) -> None:
-    """From now on signals have all Python stacks written to the report's file."""
-    if not STACKS_SIGNAL:
-        return
-    file = report.open_for_stacks()
-
-    def write_stacks(*_: object) -> None:
-        if not report.is_its_file(file):  # the program has closed it, and may have another there
-            return
-        try:
-            os.write(file, STACKS_BEGIN)
-            faulthandler.dump_traceback(file)
-            os.write(file, STACKS_END)
-        except OSError:
-            pass
-
-    faulthandler.register(STACKS_IN_C_SIGNAL, file, all_threads=True)
-    raw_signal.signal(STACKS_SIGNAL, write_stacks)
-    # System calls of libraries go on as if there had been no signal.
-    raw_signal.siginterrupt(STACKS_SIGNAL, False)
 
 
 def load_task(boot: Boot) -> Callable[[], Any]:

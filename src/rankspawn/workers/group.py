@@ -7,8 +7,6 @@ number of threads may wait; one of them blocks on the selector, the others on it
 
 from __future__ import annotations
 
-import logging
-import os
 import selectors
 import signal
 import threading
@@ -22,8 +20,9 @@ from rankspawn.handlers import handlers_held, handlers_let_through, let_handlers
 from rankspawn.interrupts import patiently, wait_patiently, woken_by_signals
 from rankspawn.machine import OomCounts, describe_oom_kills, read_oom_counts
 from rankspawn.supervise.outcome import End, Outcome, failures_in
-from rankspawn.workers.guardian import Guardian
+from rankspawn.workers.guardian import Guarded, Guardian
 from rankspawn.workers.marker import kill_marked, new_mark
+from rankspawn.workers.running import close_forgotten, running
 from rankspawn.workers.teardown import kill_started, kill_workers, stop_workers
 from rankspawn.workers.worker import FunctionWorker, Worker
 
@@ -34,12 +33,6 @@ if TYPE_CHECKING:
     from rankspawn.supervise.group import RankOutput
     from rankspawn.workers.outcome_file import TakenReport
 
-logger: logging.Logger = logging.getLogger(__name__)
-
-# Groups with running workers. They live as long as those, also if nobody keeps the context:
-# with a group its lifeline would be closed, and the guardian would take that for our death.
-_running: set[WorkerGroup] = set()
-os.register_at_fork(after_in_child=_running.clear)
 # What people are told of ranks that ended; all others failed.
 _STATES = {End.RETURNED: "done", End.STOPPED: "stopped"}
 # The system's waits cannot take more than 24 days at once; a day is as good as for ever.
@@ -208,7 +201,7 @@ class WorkerGroup:
                 self._changed.notify_all()
             for tell in list(self.listeners):
                 tell()
-            _running.discard(self)
+            running.discard(self)
 
     def _close_descriptors(self) -> None:
         self._selector.close()
@@ -343,19 +336,6 @@ class WorkerGroup:
         self.has_failed = self.has_failed or outcome.is_failure
 
 
-class _Started(list[Worker]):
-    """The workers that run so far; the guardian hears of each at once."""
-
-    def __init__(self, guardian: Guardian) -> None:
-        super().__init__()
-        self._guardian = guardian
-
-    def append(self, worker: Worker) -> None:
-        super().append(worker)
-        if not worker.popen.status_lost:  # then its number may be a stranger's
-            self._guardian.watch(worker.popen.pid)
-
-
 def assemble(
     start: Callable[[str, Owned, list[Worker]], None],
     *,
@@ -385,10 +365,10 @@ def assemble(
         # Before the first worker, so that there is no moment without it.
         guardian = Guardian(mark, grace)
         closables.append(guardian)
-        workers = _Started(guardian)
+        workers = Guarded(guardian)
         start(mark, event, workers)
         group = WorkerGroup(workers, mark, event, began_ns, oom_before, closables, grace)
-        _running.add(group)
+        running.add(group)
     except BaseException:
         kill_started(workers)
         for closable in reversed(closables):
@@ -397,20 +377,3 @@ def assemble(
         kill_marked(mark)
         raise
     return group
-
-
-def settle_at_exit() -> None:
-    """End what nobody joined, before multiprocessing waits for it however long."""
-    if _running:
-        from rankspawn.workers import settling  # most programs join
-
-        settling.settle(list(_running))
-
-
-def close_forgotten() -> None:
-    """Let go of groups whose context was dropped, and whose workers have ended since."""
-    for group in list(_running):
-        if group.owner is not None and group.owner() is None:
-            group.collect()
-            if group.all_ended:
-                group.close()

@@ -23,6 +23,10 @@ from typing import Any
 from rankspawn.descriptors import Owned, anonymous_file
 from rankspawn.workers.marker import ticks_since_boot
 
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.workers.worker import Worker
+
 # The name is in docs/reference.md, for whoever wants to hear of it.
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -91,6 +95,20 @@ class Guardian:
             self._process.wait()
         self._lifeline.close()
         self._table.close()
+
+
+class Guarded(list["Worker"]):
+    """The workers that run so far; the guardian hears of each at once."""
+
+    def __init__(self, guardian: Guardian) -> None:
+        super().__init__()
+        self._guardian = guardian
+
+    def append(self, worker: Worker) -> None:
+        """Have it watched over."""
+        super().append(worker)
+        if not worker.popen.status_lost:  # then its number may be a stranger's
+            self._guardian.watch(worker.popen.pid)
 
 
 class _Process(subprocess.Popen[bytes]):

@@ -27,6 +27,7 @@ Runs in the worker, and is imported before anything else: nothing heavy at the t
 from __future__ import annotations
 
 import errno
+import faulthandler
 import os
 import sys
 import time
@@ -104,18 +105,35 @@ class Report:
         """Keep what was said with ``rankspawn.report``."""
         self._write(record, STEPS_AT)
 
-    def open_for_stacks(self) -> int:
-        """A descriptor with a position of its own, for faulthandler to write to."""
+    def answer_stack_requests(self) -> None:
+        """From now on signals have all Python stacks written to this file."""
+        if not STACKS_SIGNAL:
+            return
+        file = self._open_for_stacks()
+
+        def write_stacks(*_: object) -> None:
+            if _identify(file) != self._identity:  # the program has closed it, or has another there
+                return
+            try:
+                os.write(file, STACKS_BEGIN)
+                faulthandler.dump_traceback(file)
+                os.write(file, STACKS_END)
+            except OSError:
+                pass
+
+        faulthandler.register(STACKS_IN_C_SIGNAL, file, all_threads=True)
+        raw_signal.signal(STACKS_SIGNAL, write_stacks)
+        # System calls of libraries go on as if there had been no signal.
+        raw_signal.siginterrupt(STACKS_SIGNAL, False)
+
+    def _open_for_stacks(self) -> int:
+        """A descriptor with a position of its own."""
         fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC)
         os.lseek(fd, STACKS_AT, os.SEEK_SET)
         # faulthandler cannot make sure of the file, so the parent does before it asks.
         self._stacks_fd = fd
         self._put(8, [fd])
         return fd
-
-    def is_its_file(self, fd: int) -> bool:
-        """Whether that is still a descriptor of the file in which it reports."""
-        return _identify(fd) == self._identity
 
     def returned(self, value: Any) -> None:
         """Keep the result.

@@ -162,7 +162,7 @@ def without_our_frames(text: str) -> str:
     for line in text.splitlines(keepends=True):
         if not line.startswith("  File "):  # the head of another thread
             is_below = False
-        elif line.startswith(f"{_OURS}child.py") and line.endswith(" in write_stacks\n"):
+        elif line.startswith(f"{_OURS}report.py") and line.endswith(" in write_stacks\n"):
             continue
         elif line.startswith(f"{_OURS}child.py") and line.endswith(" in work\n"):
             is_below = True

@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_start_method, resource_tracker, util
+from multiprocessing import get_start_method, resource_tracker
 from multiprocessing import process as mp_process
 from typing import Any, Protocol
 
@@ -28,7 +28,7 @@ from rankspawn.handlers import is_from_handler
 from rankspawn.interrupts import sigint_let_through
 from rankspawn.supervise.context import RankProcess
 from rankspawn.workers.child import Boot, current_folder
-from rankspawn.workers.group import WorkerGroup, assemble, settle_at_exit
+from rankspawn.workers.group import WorkerGroup, assemble
 from rankspawn.workers.logs import Output, open_output
 from rankspawn.workers.marker import VARIABLE, variable_value
 from rankspawn.workers.outcome_file import make_outcome_file
@@ -41,6 +41,7 @@ from rankspawn.workers.popen import (
     whole_environment,
 )
 from rankspawn.workers.report import DEAF_TO_INTERRUPTS, LOOKED_AT, read_event_number
+from rankspawn.workers.running import settle_at_exit
 from rankspawn.workers.worker import FunctionWorker, Worker
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -49,8 +50,6 @@ if TYPE_CHECKING:
 
 # Held while multiprocessing's tracker is started, by one thread at a time.
 _tracking = threading.Lock()
-# The process that settles its groups at its exit; a forked one forgets what it was to do.
-_settling_pid: int | None = None
 
 
 def _renew_lock() -> None:
@@ -259,7 +258,7 @@ def start_group(
         )
 
     # Before the start: a worker may fail, and this process leave, before anybody joins.
-    _settle_at_exit()
+    settle_at_exit()
     return assemble(start, grace=grace, resources=resources)
 
 
@@ -368,15 +367,6 @@ def _flags(settings: StartSettings, rank: int) -> int:
     is_bystander = settings.debug_rank not in (None, rank)
     looked_at = LOOKED_AT if settings.looked_at else 0
     return looked_at | (DEAF_TO_INTERRUPTS if is_bystander else 0)
-
-
-def _settle_at_exit() -> None:
-    global _settling_pid  # noqa: PLW0603 - once per process
-    if _settling_pid != os.getpid():
-        _settling_pid = os.getpid()
-        # Before all of multiprocessing's own: workers may still use its queues and managers, and
-        # it waits for them without a limit. Not by atexit, which its own children do without.
-        util.Finalize(None, settle_at_exit, exitpriority=100)
 
 
 def _tracker_fd() -> int:
