@@ -129,6 +129,8 @@ class handlers_held:
         try:
             _Held.depth, _Held.firm, _Held.active = depth + 1, firm + self._firm, True
             if not depth:
+                # One that comes now is not about what was interrupted before.
+                _Held.interrupted_at = float("-inf")
                 _stand_in()
         except BaseException:  # of one for which nothing stood in yet
             self._leave()

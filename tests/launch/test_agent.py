@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from rankspawn import interrupts
+from rankspawn import handlers
 from rankspawn.interrupts import ENDING, Signals
 from rankspawn.launch.agent import Agent
 from rankspawn.launch.pod import Ending
@@ -179,7 +179,7 @@ def test_who_asks_again_does_not_wait(signals: Signals, monkeypatch: pytest.Monk
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(interrupts, "_ECHO", 0.0)
+    monkeypatch.setattr(handlers, "_ECHO", 0.0)
     batches: list[list[Instruction]] = [[], [StopWorkers(1)], [], [JobOver(LEFT)]]
     _, log = run(signals, lambda _: None, *batches, while_stopping=ask_twice)
     assert log == ["kill", "stopped", "leave", "close"]

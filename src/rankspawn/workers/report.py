@@ -26,7 +26,6 @@ Runs in the worker, and is imported before anything else: nothing heavy at the t
 
 from __future__ import annotations
 
-import errno
 import faulthandler
 import os
 import sys
@@ -241,6 +240,8 @@ class Report:
         try:
             length = write_all(self._write, offset, memoryview(data))
         except OSError as error:
+            import errno  # only then
+
             if error.errno != errno.EFBIG or len(data) <= _SHORT_TEXT:
                 raise
             data = b"(the beginning is cut off by `ulimit -f`)\n..." + data[-_SHORT_TEXT:]
