@@ -42,7 +42,14 @@ SECTIONS = {
     "quickstart": "the README's first command",
 }
 # Programs that tests of jobs on many machines need, and Debian's package of each.
-PROGRAMS = {"etcd": "etcd-server", "ip": "iproute2"}
+PROGRAMS = {
+    "etcd": "etcd-server",
+    "ip": "iproute2",
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "srun": "slurm-client",
+}
 # On two cores: a suite waits for processes half of its time.
 AT_ONCE = 3
 # After SIGTERM, before SIGKILL: time for pytest to end what its tests have started.
