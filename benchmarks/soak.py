@@ -1,159 +1,65 @@
-"""Random faults for as long as you like: kill, stop, exit, raise, huge results, dead parents.
+"""Random faults for as long as you like: in ranks, in parents, in handlers, in what is allowed.
 
-Each round starts a group with a random start method and size, lets one rank fail in a random
-way or none at all, and checks that the outcome is the expected one and that nothing is left:
-no process with the job's mark, no zombie, no descriptor more than before. It ends with counts.
+Each round starts a group with a random start method and size, has something go wrong or nothing at
+all, and checks that the outcome is the expected one and that nothing is left: no process, no
+zombie, no descriptor more than before. What goes wrong:
+
+- one rank raises, exits, vanishes, is killed, crashes, stops, or returns 80 MB;
+- the parent is killed at a random moment;
+- a handler of SIGALRM, SIGTERM or SIGINT raises at a random moment of a start or a run, or at a
+  random line while a group closes; the next group must not notice, nor the program's exit;
+- as another user (root only): no process can be started any more when the parent is killed, or
+  when a group is to start; and workers that are not dumpable lose their parent.
+
+It ends with counts.
 
     python benchmarks/soak.py --minutes 10
-    python benchmarks/soak.py --seed 7 --minutes 1
+    python benchmarks/soak.py --seed 7 --minutes 1 --only 'interrupted close'
 """
 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
-import psutil
+from soaking import groups, programs
+from soaking.work import GRACE_SECONDS, work
 
 import rankspawn
-from rankspawn import ProcessException, ProcessExitedException, ProcessRaisedException
-from rankspawn.workers import forkserver, group, marker
 
-# A group that takes longer than this hangs; the slowest round takes a second or two.
-HANG_SECONDS = 60.0
-GRACE_SECONDS = 1.0
-HUGE = 80_000_000
 METHODS = ("spawn", "fork", "forkserver")
-FAULTS = ("none", "raise", "exit", "vanish", "kill", "segfault", "stop", "huge", "parent")
+FAULTS = (*groups.FAULTS, *programs.OWN_USER, *programs.OTHER_USER)
 
 
-def work(which: int, fault: str, leave_children: bool) -> object:
-    """Runs in the worker."""
-    if leave_children:
-        subprocess.Popen(["sleep", "1000"], start_new_session=True)
-    if fault in ("none", "huge"):
-        return b"x" * HUGE if fault == "huge" else rankspawn.get_rank()
-    if rankspawn.get_rank() == which:
-        fail(fault)
-    while True:
-        signal.pause()
-
-
-def fail(fault: str) -> None:
-    """Runs in the worker."""
-    if fault == "raise":
-        raise ValueError("on purpose" * 20_000)
-    if fault == "exit":
-        sys.exit(7)
-    if fault == "vanish":
-        os._exit(0)
-    if fault == "stop":  # ignores SIGTERM, then stops; another one ends the group
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        if os.fork() == 0:
-            os._exit(0)
-        os.kill(os.getpid(), signal.SIGSTOP)
-    os.kill(os.getpid(), {"kill": signal.SIGKILL, "segfault": signal.SIGSEGV}[fault])
-
-
-def run_round(rng: random.Random, counts: Counter[str]) -> None:
-    """One group, from its start to the search for what it left."""
-    fault, method, nprocs = rng.choice(FAULTS), rng.choice(METHODS), rng.randint(1, 4)
-    which, leave_children = (
-        rng.randrange(nprocs),
-        fault not in ("none", "huge") and rng.random() < 0.3,
-    )
-    before = _descriptors()
+def run_round(fault: str, rng: random.Random, counts: Counter[str], injected: Counter[str]) -> None:
+    """One group or program, from its start to the search for what it left."""
+    method = rng.choice(METHODS)
     counts[f"{fault} under {method}"] += 1
-    if fault == "parent":
-        mark, verdict = _kill_a_parent(rng, method, nprocs)
+    if fault in groups.FAULTS:
+        rounds = [groups.run_group(fault, method, rng)]
+        injected[fault] += 1
     else:
-        mark, verdict = _run_group(fault, method, nprocs, which, leave_children)
-    counts["groups run"] += 1
-    counts["faults injected"] += fault not in ("none", "huge")
-    if verdict != "expected":
-        counts["hangs" if verdict == "hang" else "wrong outcomes"] += 1
-        print(f"!!! {fault} under {method}, {nprocs} ranks, rank {which}: {verdict}", flush=True)
-    if left := _leaks(mark, before):
-        counts["leaks"] += 1
-        print(f"!!! {fault} under {method} left {left}", flush=True)
+        rounds = programs.run_program(fault, method, rng, injected)
+    for verdict, left in rounds:
+        counts["groups run"] += 1
+        if verdict != "expected":
+            counts["hangs" if verdict.startswith("hang") else "wrong outcomes"] += 1
+            print(f"!!! {fault} under {method}: {verdict}", flush=True)
+        if left:
+            counts["leaks"] += 1
+            print(f"!!! {fault} under {method} left {left}", flush=True)
 
 
-def _run_group(
-    fault: str, method: str, nprocs: int, which: int, leave_children: bool
-) -> tuple[str, str]:
-    context = rankspawn.spawn(
-        work,
-        args=(which, fault, leave_children),
-        nprocs=nprocs,
-        backend="gloo",
-        start_method=method,
-        join=False,
-        grace_period=GRACE_SECONDS,
-    )
-    mark = context._group.mark
-    try:
-        if fault == "stop":
-            context.join(timeout=0.2)
-            context.terminate()
-        elif not context.join(timeout=HANG_SECONDS):
-            context.terminate()
-            return mark, "hang"
-        context.join()
-        results = context.results()
-    except ProcessException as error:
-        return mark, _judge(fault, which, error)
-    expected = [HUGE] * nprocs if fault == "huge" else list(range(nprocs))
-    got = [len(one) if isinstance(one, bytes) else one for one in results]
-    return mark, "expected" if got == expected else f"results {got}"
-
-
-def _judge(fault: str, which: int, error: ProcessException) -> str:
-    wanted: dict[str, tuple[type[ProcessException], int | None]] = {
-        "raise": (ProcessRaisedException, None),
-        "exit": (ProcessExitedException, 7),
-        "vanish": (ProcessExitedException, 0),
-        "kill": (ProcessExitedException, -signal.SIGKILL),
-        "segfault": (ProcessExitedException, -signal.SIGSEGV),
-        "stop": (ProcessExitedException, None),
-    }
-    kind, code = wanted.get(fault, (ProcessException, -1))
-    fits = isinstance(error, kind) and (fault == "stop" or error.rank == which)
-    fits &= code is None or getattr(error, "exit_code", None) == code
-    return "expected" if fits else f"{type(error).__name__}: {str(error)[:200]}"
-
-
-def _kill_a_parent(rng: random.Random, method: str, nprocs: int) -> tuple[str, str]:
-    """Another program with such a group, killed at a random moment of its start or run."""
-    mark = marker.new_mark()
-    number = rng.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-    with subprocess.Popen(
-        [sys.executable, __file__, "--as-parent", json.dumps([mark, method, nprocs])],
-        stdout=subprocess.PIPE,
-    ) as parent:
-        assert parent.stdout is not None
-        parent.stdout.readline()
-        time.sleep(rng.random() * 0.3)
-        parent.send_signal(number)
-    deadline = time.monotonic() + GRACE_SECONDS + HANG_SECONDS
-    while list(marker.find_marked(mark)):
-        if time.monotonic() > deadline:
-            return mark, "hang"
-        time.sleep(0.02)
-    return mark, "expected"
-
-
-def _be_the_parent(mark: str, method: str, nprocs: int) -> None:
+def _be_the_parent(method: str, nprocs: int) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
-    group.new_mark = lambda: mark  # type: ignore[attr-defined]  # not for others to set
     print("starting", flush=True)
     rankspawn.spawn(
         work,
@@ -165,21 +71,17 @@ def _be_the_parent(mark: str, method: str, nprocs: int) -> None:
     )
 
 
-def _descriptors() -> set[str]:
-    return set(os.listdir("/proc/self/fd"))
+def _be(what: str, arguments: list[object]) -> None:
+    """Be the program that a round is about."""
+    from soaking import interrupted, unprivileged
 
-
-def _leaks(mark: str, before: set[str]) -> list[str]:
-    gc.collect()
-    forkserver.stop_servers()
-    left = [f"process {pid}" for pid in marker.find_marked(mark)]
-    left += [
-        f"child {one.pid} ({one.status()})"
-        for one in psutil.Process().children()
-        if "resource_tracker" not in " ".join(one.cmdline())
-    ]
-    after = _descriptors()
-    return left + [f"{len(after) - len(before)} descriptors"] * (len(after) > len(before))
+    bodies: dict[str, Callable[..., None]] = {
+        "parent": _be_the_parent,
+        "interrupted": interrupted.run_rounds,
+        "hidden": unprivileged.wait_to_be_killed,
+        "limited": unprivileged.start_within_a_limit,
+    }
+    bodies[what](*arguments)
 
 
 def main() -> int:
@@ -187,23 +89,47 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--as-parent", help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=FAULTS, action="append", help="these faults only")
+    parser.add_argument("--as", dest="being", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.as_parent:
-        _be_the_parent(*json.loads(options.as_parent))
+    if options.being:
+        _be(options.being[0], json.loads(options.being[1]))
         return 0
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(10**6)
     print(f"seed {seed}, {options.minutes} minutes, {Path(sys.executable).name}", flush=True)
-    rng, counts = random.Random(seed), Counter[str]()
+    faults = _possible(options.only or FAULTS)
+    rng, counts, injected = random.Random(seed), Counter[str](), Counter[str]()
     rankspawn.spawn(os.getpid, nprocs=1, backend="gloo")  # starts the resource tracker
     end = time.monotonic() + 60 * options.minutes
     while time.monotonic() < end:
-        run_round(rng, counts)
+        run_round(rng.choice(faults), rng, counts, injected)
+    return _report(faults, counts, injected)
+
+
+def _possible(faults: list[str] | tuple[str, ...]) -> list[str]:
+    """Those that can be had here; the others are named."""
+    others = [fault for fault in faults if fault in programs.OTHER_USER]
+    reason = programs.why_no_other_user() if others else ""
+    if reason:
+        print(f"LEFT OUT: {', '.join(others)}: {reason}", flush=True)
+    return [fault for fault in faults if not reason or fault not in others]
+
+
+def _report(faults: list[str], counts: Counter[str], injected: Counter[str]) -> int:
+    harmless = ("none", "huge")
     troubles = sum(counts[name] for name in ("leaks", "wrong outcomes", "hangs"))
-    for name in ("groups run", "faults injected", "leaks", "wrong outcomes", "hangs"):
+    print(f"groups run: {counts.pop('groups run', 0)}")
+    print(f"faults injected: {sum(injected[name] for name in faults if name not in harmless)}")
+    for name in ("leaks", "wrong outcomes", "hangs"):
         print(f"{name}: {counts.pop(name, 0)}")
     for name, count in sorted(counts.items()):
         print(f"  {name}: {count}")
+    for name in faults:
+        print(f"  injected, {name}: {injected[name]}")
+    # A fault that never happened has not been survived.
+    never = [name for name in faults if not injected[name]]
+    if never:
+        print(f"NEVER INJECTED: {', '.join(never)}")
     return 1 if troubles else 0
 
 
