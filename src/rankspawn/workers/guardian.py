@@ -18,13 +18,14 @@ import socket
 import struct
 import subprocess
 import sys
-from typing import Any
 
 from rankspawn.descriptors import Owned, anonymous_file
 from rankspawn.workers.marker import ticks_since_boot
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    from typing import Any
+
     from rankspawn.workers.worker import Worker
 
 # The name is in docs/reference.md, for whoever wants to hear of it.
