@@ -107,9 +107,11 @@ class SignalPipe:
     __slots__ = ("_read", "before", "write")
 
     def __init__(self) -> None:
-        self._read, self.write = map(Owned, os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK))
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._read = Owned(read)
+        self.write: Owned = Owned(write)
         # For whoever made this one to restore.
-        self.before = signal.set_wakeup_fd(self.write.fileno(), warn_on_full_buffer=False)
+        self.before: int = signal.set_wakeup_fd(self.write.fileno(), warn_on_full_buffer=False)
 
     def fileno(self) -> int:
         """Readable once a signal came."""

@@ -68,7 +68,9 @@ class WorkerGroup:
             worker.process for worker in workers if isinstance(worker, FunctionWorker)
         ]
         # Sentinel to index; shrinks as workers end.
-        self.sentinels = {worker.popen.sentinel: index for index, worker in enumerate(workers)}
+        self.sentinels: dict[int, int] = {
+            worker.popen.sentinel: index for index, worker in enumerate(workers)
+        }
         # Index to outcome; grows as they end, or report a failure.
         self.outcomes: dict[int, Outcome] = {}
         self.has_failed: bool = False  # one of them is a failure
