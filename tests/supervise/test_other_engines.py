@@ -443,7 +443,8 @@ class InterruptAfter:
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, _: object) -> InterruptAfter | None:
-        if not frame.f_code.co_filename.endswith(("async_join.py", "interrupts.py", "handlers.py")):
+        ours = frame.f_code.co_filename.endswith(("async_join.py", "interrupts.py", "handlers.py"))
+        if not ours or frame.f_code.co_name in ("_stand_in", "_stand_back"):  # long loops
             return None
         frame.f_trace_opcodes = True
         # Python 3.12 tells of lines only.

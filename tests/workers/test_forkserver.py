@@ -217,8 +217,9 @@ class TestMasks:
     ) -> None:
         (tmp_path / "is_deaf.py").write_text(f"import signal\n{code}\n")
         monkeypatch.syspath_prepend(tmp_path)
-        context = fork(os._exit, args=(3,), nprocs=1, preload=["is_deaf"], join=False)
-        with pytest.raises(ProcessExitedException, match="exit code 3"):
+        args = ("os._exit 7",)
+        context = fork(jobs.fail, args=args, nprocs=1, preload=["is_deaf"], join=False)
+        with pytest.raises(ProcessExitedException, match="exit code 7"):
             context.join()
 
     def test_a_preloaded_module_reaps_the_workers(
