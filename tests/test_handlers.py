@@ -214,6 +214,12 @@ def test_what_a_handler_raises_while_arguments_are_pickled(
 
 
 TRACED = ("rankspawn", "contextlib", "multiprocessing", "subprocess")
+UNTRACED = (
+    # Reads of the machine before anything is started: its files go with their frame.
+    "rankspawn.machine",
+    # Holds a lock of its own at the end of a block, where a tracer can raise, and no handler can.
+    "multiprocessing.resource_tracker",
+)
 
 
 class InterruptAt:
@@ -235,9 +241,8 @@ class InterruptAt:
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         name = frame.f_globals.get("__name__", "")
-        # Not what reads of the machine before anything is started: its files go with their frame.
         # Nor what is collected: Python swallows all that is raised in there.
-        if name == "rankspawn.machine" or not name.startswith(TRACED) or is_collecting(frame):
+        if name in UNTRACED or not name.startswith(TRACED) or is_collecting(frame):
             return None
         if event == "line" and os.getpid() == self._pid:
             self.seen += 1

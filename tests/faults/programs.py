@@ -333,9 +333,17 @@ def sigchld_ignored_and_workers_gone_at_once(start_method: StartMethod) -> Any:
     pidfd_open = os.pidfd_open
 
     def open_late(pid: int, flags: int = 0) -> int:
-        while pid != os.getpid() and os.path.exists(f"/proc/{pid}"):
+        while pid != os.getpid() and is_there(pid):
             os.sched_yield()
         return pidfd_open(pid, flags)
+
+    def is_there(pid: int) -> bool:
+        try:
+            state = _read(f"/proc/{pid}/stat").rpartition(") ")[2][0]
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        # A fork server reaps on request, so there is nothing to wait for.
+        return start_method != "forkserver" or state != "Z"
 
     os.pidfd_open = open_late
     return attempt(start_method)
