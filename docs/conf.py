@@ -45,6 +45,8 @@ gallery
 howto/paddle
 howto/torch
 howto/jax
+howto/numpy
+parallel
 howto/notebooks
 howto/logs
 howto/supervise

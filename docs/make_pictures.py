@@ -149,8 +149,11 @@ FACTS: dict[str, Any] = {
     },
     "start_methods": {"available": ["spawn", "fork", "forkserver"], "default": "spawn"},
     "system": {
+        "platform": "linux",
         "pidfd": True,
         "memfd": True,
+        "missing_calls": [],
+        "portable_forced": False,
         "sh": True,
         "proc": True,
         "sigint_ignored": False,

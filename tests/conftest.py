@@ -16,7 +16,9 @@ import pytest
 import rankspawn
 from rankspawn import MultiprocessContext
 from rankspawn.option_types import StartMethod
+from rankspawn.portable import is_forced
 from rankspawn.workers import forkserver
+from tests.portable_limits import why_not
 
 START_METHODS = ("spawn", "fork", "forkserver")
 
@@ -32,6 +34,13 @@ def pytest_configure() -> None:
     os.environ.pop("PYTHONUNBUFFERED", None)
     os.environ["TMPDIR"] = tempfile.tempdir = _FOLDER.name
     process.current_process()._config["semprefix"] = f"/{_SEMAPHORES}"  # type: ignore[attr-defined]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if is_forced():
+        for item in items:
+            if why := why_not(item.nodeid):
+                item.add_marker(pytest.mark.skip(reason=f"portable: {why}"))
 
 
 @pytest.fixture(scope="session", autouse=True)

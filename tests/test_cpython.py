@@ -22,7 +22,7 @@ Run = Callable[..., MultiprocessContext]
 
 SOURCES = Path(cpython.__file__).parent
 # Python's reference documents these in spite of their names.
-DOCUMENTED = {"_thread", "os._exit", "sys._getframe"}
+DOCUMENTED = {"_thread", "os._exit", "sys._current_frames", "sys._getframe"}
 
 
 def test_private_names_are_used_in_one_module_only() -> None:

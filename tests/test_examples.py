@@ -24,7 +24,19 @@ PRINTS = {
         "ranks still running: []",
     ],
     "asyncio_await.py": ["tick 1", "first group: [0, 1]", "second group: [0, 1, 4]"],
+    "numpy_data_parallel.py": [
+        "rank 0: loss 0.0",
+        "rank 1: loss 0.0",
+        "same parameters on both ranks: True",
+        "same as in one process: True",
+    ],
     "paddle_linear.py": ["rank 0 returned ", "rank 1 returned "],
+    "paddle_data_parallel.py": ["parts of the loss: ", "same parameters on both ranks: True"],
+    "torch_data_parallel.py": [
+        "losses: ",
+        "same parameters on both ranks: True",
+        "same as in one process: True",
+    ],
     "torch_ddp.py": ["losses: ", "same parameters on both ranks: True"],
     "torch_compat.py": ["sum 3", "done"],
 }
@@ -44,6 +56,16 @@ def test_example_runs_without_a_warning(name: str, tmp_path: Path) -> None:
     assert_prints(name, done.stdout)
 
 
+def test_the_quickstart_needs_nothing_but_this_package(tmp_path: Path) -> None:
+    """The README's first command does not install NumPy."""
+    (tmp_path / "numpy.py").write_text("raise ImportError")
+
+    done = run("quickstart.py", tmp_path, "-W", "error", PYTHONPATH=str(tmp_path))
+
+    assert done.stderr == ""
+    assert_prints("quickstart.py", done.stdout)
+
+
 @pytest.mark.interop
 @pytest.mark.parametrize("name", WITH_FRAMEWORK)
 def test_example_runs_with_its_framework(name: str, tmp_path: Path) -> None:
@@ -54,12 +76,12 @@ def test_example_runs_with_its_framework(name: str, tmp_path: Path) -> None:
     assert_prints(name, run(name, tmp_path).stdout)
 
 
-def run(name: str, cwd: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+def run(name: str, cwd: Path, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         [sys.executable, *flags, str(EXAMPLES / name)],
         cwd=cwd,
         # Frameworks keep caches among the temporary files.
-        env={**os.environ, "TMPDIR": str(cwd)},
+        env={**os.environ, "TMPDIR": str(cwd), **variables},
         capture_output=True,
         text=True,
         timeout=DEADLOCK,

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import active_children
 from types import FrameType
 from typing import Any, NoReturn
@@ -16,16 +16,29 @@ from typing import Any, NoReturn
 import pytest
 
 import rankspawn
-from rankspawn import MultiprocessContext, ProcessExitedException, handlers
+from rankspawn import (
+    MultiprocessContext,
+    ProcessExitedException,
+    ProcessRaisedException,
+    cpython,
+    handlers,
+    machine,
+)
 from rankspawn.handlers import handler_of, handlers_held, handlers_let_through
+from rankspawn.supervise import supervisor
 from rankspawn.supervise.supervisor import SupervisionPolicy
+from rankspawn.workers.guardian import Guardian
 from tests import jobs
 from tests.jobs import DEADLOCK
 from tests.supervise.scripted_group import ScriptedEngine
 
 Run = Callable[..., MultiprocessContext]
 AT_FORK: list[Callable[[], None]] = []
-os.register_at_fork(before=lambda: [call() for call in AT_FORK] and None)
+IN_CHILD: list[Callable[[], None]] = []
+os.register_at_fork(
+    before=lambda: [call() for call in AT_FORK] and None,
+    after_in_child=lambda: [call() for call in IN_CHILD] and None,
+)
 
 
 class Interrupted(Exception):
@@ -169,7 +182,7 @@ def test_a_group_that_a_handler_has_stopped_is_not_restarted(
                 signal.raise_signal(signal.SIGUSR1)
 
         monkeypatch.setattr(group, "stop", stop_and_hear_a_signal)
-        with pytest.raises(rankspawn.ProcessRaisedException, match="on purpose"):
+        with pytest.raises(ProcessRaisedException, match="on purpose"):
             context.join()
     assert engine.groups == [group]
 
@@ -182,6 +195,27 @@ def test_a_handler_of_sigchld_that_raises(run: Run) -> None:
     assert active_children() == []
 
 
+def test_a_handler_of_sigchld_that_raises_while_a_finished_group_closes(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guardian is a child, too, and its end is told in the middle of that."""
+    closing = []
+
+    def close(guard: Guardian, close: Callable[[Guardian], None] = Guardian.close) -> None:
+        closing.append(guard)
+        close(guard)
+        signal.raise_signal(signal.SIGCHLD)  # it came already, or another one comes
+
+    def raise_if_closing(*_: object) -> None:
+        if closing:
+            raise Interrupted
+
+    monkeypatch.setattr(Guardian, "close", close)
+    with handled(signal.SIGCHLD, raise_if_closing), pytest.raises(Interrupted):
+        run(jobs.do_nothing, nprocs=2)
+    assert active_children() == []
+
+
 def test_what_a_handler_raises_in_a_fork_is_not_lost() -> None:
     AT_FORK.append(lambda: signal.raise_signal(signal.SIGUSR1))
     try:
@@ -189,6 +223,60 @@ def test_what_a_handler_raises_in_a_fork_is_not_lost() -> None:
             rankspawn.spawn(jobs.sleep_for_ever, nprocs=2, backend="gloo", start_method="fork")
     finally:
         AT_FORK.clear()
+
+
+@pytest.mark.parametrize("moment", ["hook of the fork", "first lines"])
+def test_a_forked_worker_that_is_told_to_end_before_it_began(
+    monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It must neither lose that, nor have it raised in the code that it is a copy of."""
+    forget = cpython.forget_exit_functions
+
+    def be_told_and_forget(finalize: Any) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        forget(finalize)
+
+    if moment == "first lines":
+        monkeypatch.setattr(cpython, "forget_exit_functions", be_told_and_forget)
+    else:
+        IN_CHILD.append(lambda: signal.raise_signal(signal.SIGTERM))
+    try:
+        with handled(signal.SIGTERM), pytest.raises(ProcessRaisedException) as caught:
+            rankspawn.spawn(jobs.do_nothing, nprocs=2, backend="gloo", start_method="fork")
+    finally:
+        IN_CHILD.clear()
+    assert isinstance(caught.value.__cause__, Interrupted)
+
+
+def blocked_in_worker() -> list[int]:
+    return sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+
+
+def test_a_forked_worker_blocks_what_the_program_blocks() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGINT])
+    try:
+        context = rankspawn.spawn(blocked_in_worker, nprocs=1, backend="gloo", start_method="fork")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert context.results() == [[int(signal.SIGUSR1)]]
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_what_comes_as_a_start_returns_stops_the_workers(
+    monkeypatch: pytest.MonkeyPatch, method: Any
+) -> None:
+    """Nobody has the context then, who could."""
+
+    def let_through_too_early() -> None:
+        handlers.let_handlers_through()
+        signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(supervisor, "let_handlers_through", let_through_too_early)
+    with handled(signal.SIGUSR1), pytest.raises(Interrupted):
+        rankspawn.spawn(
+            jobs.sleep_for_ever, nprocs=2, backend="gloo", start_method=method, join=False
+        )
+    assert active_children() == []
 
 
 class Alarming:
@@ -217,6 +305,8 @@ TRACED = ("rankspawn", "contextlib", "multiprocessing", "subprocess")
 UNTRACED = (
     # Reads of the machine before anything is started: its files go with their frame.
     "rankspawn.machine",
+    # Walks through all classes of this process, which are thousands, and opens nothing.
+    "rankspawn.workers.known_classes",
     # Holds a lock of its own at the end of a block, where a tracer can raise, and no handler can.
     "multiprocessing.resource_tracker",
 )
@@ -280,6 +370,48 @@ def interrupt_at_each_line(call: Callable[[], object], step: int) -> None:
             assert signal.getsignal(signal.SIGUSR1) is interrupt, f"not given back: {tracer.where}"
             if tracer.seen <= number:
                 return
+
+
+class Quiet:
+    """A stream on which a signal comes while it is flushed."""
+
+    def flush(self) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+
+class Finder:
+    """Looks for modules, and a signal comes meanwhile."""
+
+    def find_spec(self, *_: object) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("moment", ["plan", "flush", "import"])
+def test_a_timeout_error_of_a_handler_is_no_error_of_a_file(
+    monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """It is an OSError, too, and these are harmless in many places."""
+
+    def time_out(*_: object) -> NoReturn:
+        raise TimeoutError("of the handler")
+
+    signals = [signal.SIGUSR1]
+
+    def read(_: str) -> str:
+        with suppress(OSError):
+            while signals:
+                signal.raise_signal(signals.pop())
+        return ""
+
+    if moment == "plan":
+        monkeypatch.setattr(machine, "read_file", read)
+    elif moment == "flush":
+        monkeypatch.setattr(sys, "stderr", Quiet())
+    else:
+        monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    method: Any = "spawn" if moment == "import" else "fork"
+    with handled(signal.SIGUSR1, time_out), pytest.raises(TimeoutError, match="of the handler"):
+        rankspawn.spawn(jobs.do_nothing, nprocs=1, backend="gloo", start_method=method)
 
 
 def fork_one() -> None:

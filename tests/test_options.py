@@ -82,7 +82,10 @@ def test_none_is_the_same_as_not_given() -> None:
         ("prefix", "[{rank}] ", "[{rank}] "),
         ("max_restarts", 2, 2),
         ("device_visibility", "own", "own"),
+        ("share_devices", True, True),
+        ("numa", "core-complex", "core-complex"),
         ("threads_per_rank", np.int32(4), 4),
+        ("agent_store", True, True),
     ],
 )
 def test_a_supported_value_is_read(name: str, value: Any, expected: Any) -> None:
@@ -162,6 +165,7 @@ def test_a_start_method_that_the_platform_lacks_is_an_error(
         ("max_restarts", 1.0, TypeError, "max_restarts must be an int"),
         ("max_restarts", True, TypeError, "max_restarts must be an int"),
         ("device_visibility", "none", ValueError, "use one of 'all', 'own'"),
+        ("numa", "all", ValueError, "use one of 'node', 'socket', 'exclusive', 'core-complex'"),
         ("threads_per_rank", 0, ValueError, "threads_per_rank=0 is out of range"),
         ("threads_per_rank", "4", TypeError, "threads_per_rank must be an int"),
     ],
@@ -245,6 +249,28 @@ def test_selected_devices_become_those_of_the_backend(
     with pytest.warns(DeprecationWarning, match=old):
         options = read_options({old: "1,2", **others})
     assert getattr(options, new) == ("1", "2")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"selected_gpus": 4}, "selected_gpus must be device ids, such as selected_gpus='4,5'"),
+        ({"selected_gpus": "4,4"}, "selected_gpus names '4' twice"),
+        ({"selected_devices": "4,-1", "backend": "nccl"}, "selected_devices: '-1' is no device"),
+        ({"cluster_node_ips": "a,b,a"}, "cluster_node_ips names 'a' twice"),
+    ],
+)
+def test_messages_have_the_name_that_was_written(given: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        read_options(given)
+
+
+def test_devices_may_repeat_where_that_is_asked_for() -> None:
+    for name in ("gpus", "xpus"):
+        assert getattr(read_options({name: "4,4", "share_devices": True}), name) == ("4", "4")
+        with pytest.raises(ValueError, match=r"twice: 4,4; .*share_devices=True"):
+            read_options({name: "4,4", "share_devices": False})
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

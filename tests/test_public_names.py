@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import rankspawn
+import rankspawn.compat.paddle
 import rankspawn.compat.torch
 from rankspawn.options import SpawnOptions
 
@@ -57,6 +58,11 @@ def test_method_of_the_context_is_in_the_reference(name: str) -> None:
 @pytest.mark.parametrize("name", rankspawn.compat.torch.__all__)
 def test_name_of_compat_torch_is_in_the_reference(name: str) -> None:
     assert getattr(rankspawn.compat.torch, name) is not None
+    assert documented(name)
+
+
+@pytest.mark.parametrize("name", rankspawn.compat.paddle.__all__)
+def test_name_of_compat_paddle_is_in_the_reference(name: str) -> None:
     assert documented(name)
 
 

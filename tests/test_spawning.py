@@ -303,11 +303,6 @@ class TestBadInput:
 
         assert caught.list[0].filename == __file__
 
-    def test_another_system_is_told_in_one_sentence(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "platform", "darwin")
-        with pytest.raises(RuntimeError, match=r"needs Linux, .* this is darwin"):
-            rankspawn.spawn(jobs.return_rank, nprocs=1, backend="gloo")
-
     @pytest.mark.parametrize("method", ["spawn", "forkserver"])
     @pytest.mark.parametrize(
         ("make", "path"),

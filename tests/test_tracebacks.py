@@ -23,7 +23,7 @@ CALLS = {
     "await": ("asyncio.run(wait(spawn(fail, join=False, **cpu)))", "ValueError: at work"),
     "exit": ("spawn(os._exit, (7,), **cpu)", "e.g. by os._exit"),
     "timeout": ("spawn(time.sleep, (60,), timeout=0.5, **cpu)", "time.sleep"),
-    "option": ("spawn(fail, bakend='gloo')", "threads_per_rank."),
+    "option": ("spawn(fail, bakend='gloo')", "did you mean 'backend'?"),
     "value": ("spawn(fail, timeout='3')", "not '3' (str)"),
     "args": ("spawn(fail, 'text')", "here args=('text',)"),
     "nprocs": ("spawn(fail, nprocs=0)", "one process per visible device"),

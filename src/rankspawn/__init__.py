@@ -14,12 +14,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
 
+    from rankspawn.errors import CollectiveMismatchError as CollectiveMismatchError
+    from rankspawn.errors import CollectiveTimeoutError as CollectiveTimeoutError
     from rankspawn.errors import ProcessException as ProcessException
     from rankspawn.errors import ProcessExitedException as ProcessExitedException
     from rankspawn.errors import ProcessRaisedException as ProcessRaisedException
+    from rankspawn.errors import RankLostError as RankLostError
     from rankspawn.errors import SpawnTimeoutError as SpawnTimeoutError
     from rankspawn.option_types import CommonOptions
     from rankspawn.option_types import Options as Options
+    from rankspawn.parallel.data_parallel import DataParallel as DataParallel
+    from rankspawn.parallel.environment import init_parallel_env as init_parallel_env
+    from rankspawn.parallel.gradients import all_reduce_gradients as all_reduce_gradients
     from rankspawn.parallel_env import ParallelEnv as ParallelEnv
     from rankspawn.parallel_env import get_local_rank as get_local_rank
     from rankspawn.parallel_env import get_rank as get_rank
@@ -33,32 +39,44 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 __all__ = [
+    "CollectiveMismatchError",
+    "CollectiveTimeoutError",
+    "DataParallel",
     "MultiprocessContext",
     "Options",
     "ParallelEnv",
     "ProcessException",
     "ProcessExitedException",
     "ProcessRaisedException",
+    "RankLostError",
     "SpawnTimeoutError",
     "__version__",
+    "all_reduce_gradients",
     "get_local_rank",
     "get_rank",
     "get_world_size",
+    "init_parallel_env",
     "report",
     "spawn",
 ]
 
 _HOMES = {
+    "CollectiveMismatchError": "rankspawn.errors",
+    "CollectiveTimeoutError": "rankspawn.errors",
+    "DataParallel": "rankspawn.parallel.data_parallel",
     "MultiprocessContext": "rankspawn.supervise.context",
     "Options": "rankspawn.option_types",
     "ParallelEnv": "rankspawn.parallel_env",
     "ProcessException": "rankspawn.errors",
     "ProcessExitedException": "rankspawn.errors",
     "ProcessRaisedException": "rankspawn.errors",
+    "RankLostError": "rankspawn.errors",
     "SpawnTimeoutError": "rankspawn.errors",
+    "all_reduce_gradients": "rankspawn.parallel.gradients",
     "get_local_rank": "rankspawn.parallel_env",
     "get_rank": "rankspawn.parallel_env",
     "get_world_size": "rankspawn.parallel_env",
+    "init_parallel_env": "rankspawn.parallel.environment",
     "report": "rankspawn.reporting",
 }
 
@@ -153,19 +171,18 @@ def spawn(
         ProcessExitedException: A worker died without reporting, e.g. by a signal.
         SpawnTimeoutError: The ``timeout`` passed; the stacks of all ranks are in it.
     """
-    import sys
-
-    # Before the import of what would fail there in a way that nobody understands.
-    if sys.platform != "linux":
-        raise RuntimeError(
-            f"spawn() needs Linux, whose pidfd and /proc it uses; this is {sys.platform}"
-        )
-
     from rankspawn.caller import at_users_line
     from rankspawn.spawning import spawn_ranks
 
-    with at_users_line:
-        return spawn_ranks(func, args, nprocs, join, daemon, options)
+    context: MultiprocessContext | None = None
+    try:
+        with at_users_line:
+            context = spawn_ranks(func, args, nprocs, join, daemon, options)
+        return context  # noqa: RET504, TRY300 - a signal may come until the last line
+    except BaseException:
+        if context is not None:  # a signal on the way out: the caller has nothing to stop it with
+            context.terminate()
+        raise
 
 
 def __getattr__(name: str) -> object:

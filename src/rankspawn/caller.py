@@ -68,8 +68,12 @@ class _AtUsersLine:
     def __call__(self, function: _F) -> _F:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            with self:
+            # As `with self` does it, without two more calls.
+            try:
                 return function(*args, **kwargs)
+            except BaseException as error:
+                self.__exit__(type(error), error, None)
+                raise
 
         return call  # type: ignore[return-value]  # of the same type, which wraps() does not say
 

@@ -47,12 +47,9 @@ def load_pickle() -> Any:
 
 
 def call_c(name: str, *arguments: object) -> int | None:
-    """What a function of the C library returns; None if that is out of reach.
-
-    ``_ctypes`` takes 0.5 ms to load, ctypes 6.
-    """
+    """What a function of the C library returns; None if that is out of reach."""
     try:
-        import _ctypes
+        import _ctypes  # which takes 0.5 ms to load, and ctypes 6
 
         address = _ctypes.dlsym(_ctypes.dlopen(None, 0), name)  # type: ignore[arg-type]
         return int(_ctypes.call_function(address, arguments))
@@ -82,6 +79,16 @@ def may_have_library(name: str) -> bool:
     except (ImportError, AttributeError):  # then ctypes will tell
         return True
     return True
+
+
+def call_unlisted(call: Callable[[], None]) -> None:
+    """Run it in a thread that ``threading`` lists, before 3.13 for ever, though it has ended."""
+    import threading
+
+    try:
+        call()
+    finally:
+        getattr(threading, "_active", {}).pop(threading.get_ident(), None)
 
 
 # --- The end of a process that leaves by os._exit, and does before what Python would do.
@@ -197,19 +204,10 @@ def _identify(package: ModuleType, rank: int, identity: dict[str, Any]) -> None:
         current._config["daemon"] = identity["daemon"]  # the property refuses, for it runs
     current._parent_pid = identity["parent_pid"]
     if hasattr(process, "_ParentProcess"):
-        process._parent_process = process._ParentProcess(
-            identity["parent_name"], identity["parent_pid"], open_parent(identity["parent_pid"])
+        process._parent_process = parent_class()(
+            identity["parent_name"], identity["parent_pid"], None
         )
-    if identity["start_method"] is not None:
-        package.set_start_method(identity["start_method"], force=True)
-
-
-def open_parent(pid: int) -> int:
-    """A descriptor that is readable once the parent is gone."""
-    try:
-        return os.pidfd_open(pid)
-    except OSError:  # it is
-        return os.eventfd(1, os.EFD_CLOEXEC)
+    package.set_start_method(identity["start_method"], force=True)
 
 
 def _share_tracker(module: ModuleType, fd: int) -> None:
@@ -254,6 +252,8 @@ def parent_class() -> Any:
         @property
         def _sentinel(self) -> int:
             if self._opened is None:
+                from rankspawn.portable import open_parent  # few workers ask
+
                 self._opened = open_parent(self._pid)
             return self._opened
 

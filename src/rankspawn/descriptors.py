@@ -9,10 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+
+from rankspawn.portable import is_portable, open_event, open_memory, open_unlinked
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -36,6 +39,9 @@ _kept_in_fork: dict[int, Sequence[int]] = {}
 _closables: weakref.WeakSet[Closable] = weakref.WeakSet()
 # Descriptors that the rest of a program opens while workers are being started.
 _SPARE = 64
+# What an eventfd takes, as the machine has its numbers; of a FIFO all that is in it is read.
+_ONE = (1).to_bytes(8, sys.byteorder)
+_AT_ONCE = 1 << 16
 
 
 def close_in_forks(closable: Closable) -> None:
@@ -82,9 +88,9 @@ class Owned:
 class Waker(Owned):
     """A descriptor that ends waits: readable from a :meth:`wake` to the next :meth:`clear`.
 
-    An eventfd: one number for both ends, never full, and without a reader's end whose closing
-    would be an error for whoever wakes. Python's own wakeup descriptor has to be a pipe, because
-    an eventfd does not take the single byte that is written for a signal (interrupts.py).
+    An eventfd, or a FIFO where there is none: one number for both ends, and no reader's end whose
+    closing would be an error for whoever wakes. Python's own wakeup descriptor has to be a pipe,
+    because an eventfd does not take the single byte that is written for a signal (interrupts.py).
     """
 
     __slots__ = ("_using",)
@@ -94,7 +100,7 @@ class Waker(Owned):
         # Somebody may wake while another thread closes, and a number that was just closed may
         # be somebody else's already. A handler of a signal may do so in the middle of either.
         self._using = threading.RLock()
-        super().__init__(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        super().__init__(open_event())
 
     def wake(self) -> None:
         """Make it readable; from any thread, and also after ``close``, when it does nothing."""
@@ -102,12 +108,13 @@ class Waker(Owned):
             return
         with self._using:
             if not self.closed:
-                os.eventfd_write(self._fd, 1)
+                with suppress(BlockingIOError):  # a FIFO is full, and so readable
+                    os.write(self._fd, _ONE)
 
     def clear(self) -> None:
         """Make it unreadable, before looking at what happened: what comes later wakes again."""
         with suppress(BlockingIOError):
-            os.eventfd_read(self.fileno())
+            os.read(self.fileno(), _AT_ONCE)
 
     def close(self) -> None:
         """Close it; a second call does nothing."""
@@ -166,14 +173,14 @@ def anonymous_file(name: str) -> int:
     """The descriptor of a new file without a path, in memory where the system can.
 
     The file vanishes with its last descriptor, so nothing is left however its users die.
-    """
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    import tempfile  # other platforms only
 
-    fd, path = tempfile.mkstemp(prefix=name)
-    os.unlink(path)
-    return fd
+    Raises:
+        OSError: The limit on the size of files leaves no room for what we write to them.
+    """
+    from rankspawn.file_limit import check_room
+
+    check_room()
+    return open_unlinked(name) if is_portable() else open_memory(name)
 
 
 def write_patiently(fd: int, data: bytes | memoryview) -> int:
@@ -221,7 +228,7 @@ def make_room_for_descriptors(count: int) -> None:
         OSError: They would not fit under the hard limit either.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + count + _SPARE
+    needed = _count_open() + count + _SPARE
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return
     if hard != resource.RLIM_INFINITY and needed > hard:
@@ -231,3 +238,11 @@ def make_room_for_descriptors(count: int) -> None:
             "(the hard limit, see `ulimit -Hn`)",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _count_open() -> int:
+    """How many descriptors this process has; none are known of where no folder lists them."""
+    for folder in ("/proc/self/fd", "/dev/fd"):
+        with suppress(FileNotFoundError):
+            return len(os.listdir(folder))
+    return 0

@@ -7,6 +7,11 @@
     ├─ ProcessExitedException            it died without reporting: exit_code, signal_name
     └─ SpawnTimeoutError(TimeoutError)   the group ran out of time: stacks
 
+    CollectiveMismatchError(RuntimeError)    ranks called different things: ranks, calls
+    RankLostError(RuntimeError)              a rank is gone that others wait for: rank, collective
+    CollectiveTimeoutError(TimeoutError)     ranks have not come in time: missing, collective
+
+The last three are raised in ranks, by :mod:`rankspawn.parallel`.
 Bad arguments raise plain ``ValueError`` or ``TypeError`` before any process starts.
 Every class survives pickling with all of its attributes.
 """
@@ -30,8 +35,9 @@ class ProcessException(Exception):
     """
 
     def __init__(self, msg: str, error_index: int = -1, error_pid: int = -1) -> None:
-        # args equal the parameters, or unpickling would call __init__ with others.
-        super().__init__(msg, error_index, error_pid)
+        # args equal the parameters, or unpickling would call __init__ with others. Not super():
+        # in compat.torch it may be torch's class, whose attributes are properties here.
+        Exception.__init__(self, msg, error_index, error_pid)
         self.rank = error_index
         self.pid = error_pid
         self.failures: tuple[ProcessException, ...] = (self,)
@@ -54,8 +60,12 @@ class ProcessException(Exception):
     def __str__(self) -> str:
         return str(self.args[0])
 
+    def _origin(self) -> tuple[object, tuple[object, ...]]:
+        """What makes another one of it, and with which arguments."""
+        return type(self), self.args
+
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), self.args, self.__dict__
+        return *self._origin(), self.__dict__
 
 
 class ProcessRaisedException(ProcessException):
@@ -85,7 +95,7 @@ class ProcessRaisedException(ProcessException):
         from rankspawn.workers.exceptions import pack
 
         packed = None if self.exception is None else pack(self.exception)
-        return type(self), self.args, {**self.__dict__, "exception": packed}
+        return *self._origin(), {**self.__dict__, "exception": packed}
 
     def __setstate__(self, state: dict[str, Any] | None) -> None:
         from rankspawn.workers.exceptions import unpack
@@ -98,6 +108,8 @@ class ProcessRaisedException(ProcessException):
 
 class ProcessExitedException(ProcessException):
     """A worker ended without a result: by a signal, an exit code, or silently.
+
+    With ``rank`` -1 it is the process that hosts torch's store (``agent_store``).
 
     Attributes:
         exit_code: The code; minus the number for a signal.
@@ -115,6 +127,11 @@ class ProcessExitedException(ProcessException):
         super().__init__(msg, error_index, error_pid)
         self.exit_code = exit_code
         self.signal_name = signal_name
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # By name: where it is torch's class as well, which has slots, they are not in __dict__.
+        own = {"exit_code": self.exit_code, "signal_name": self.signal_name}
+        return *self._origin(), {**self.__dict__, **own}
 
 
 class SpawnTimeoutError(ProcessException, TimeoutError):
@@ -136,3 +153,57 @@ class SpawnTimeoutError(ProcessException, TimeoutError):
         # The system's errors take their arguments for a number and its text.
         self.errno: int | None = None
         self.strerror: str | None = None
+
+
+class CollectiveMismatchError(RuntimeError):
+    """Two ranks called different collectives, or one with different shapes, types or roots.
+
+    Attributes:
+        ranks: The two of them; the one that raised this is the first.
+        calls: What each called, and where: ``all_reduce of float32[3] ... at train.py:12``.
+    """
+
+    def __init__(
+        self, message: str, ranks: tuple[int, ...] = (), calls: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(message)
+        self.ranks: tuple[int, ...] = ranks
+        self.calls: tuple[str, ...] = calls
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), self.args, self.__dict__
+
+
+class RankLostError(RuntimeError):
+    """A rank died, raised, returned or gave up while this one waited for it.
+
+    Attributes:
+        rank: Who is gone.
+        collective: What this rank waited in.
+    """
+
+    def __init__(self, message: str, rank: int = -1, collective: str = "") -> None:
+        super().__init__(message)
+        self.rank: int = rank
+        self.collective: str = collective
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), self.args, self.__dict__
+
+
+class CollectiveTimeoutError(TimeoutError):
+    """Ranks have not come to a collective in time.
+
+    Attributes:
+        missing: The ranks that had not come.
+        collective: What this rank waited in.
+    """
+
+    def __init__(self, message: str, missing: tuple[int, ...] = (), collective: str = "") -> None:
+        # With one argument: the system's errors take two for a number and its text.
+        super().__init__(message)
+        self.missing: tuple[int, ...] = missing
+        self.collective: str = collective
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), self.args, self.__dict__

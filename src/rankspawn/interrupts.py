@@ -28,6 +28,7 @@ from rankspawn.handlers import (
     is_main_thread,
     let_handlers_through,
 )
+from rankspawn.portable import open_pipe
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ class SignalPipe:
     __slots__ = ("_read", "before", "write")
 
     def __init__(self) -> None:
-        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        read, write = open_pipe()
         self._read = Owned(read)
         self.write: Owned = Owned(write)
         # For whoever made this one to restore.

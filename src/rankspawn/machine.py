@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rankspawn.cpython import may_have_library
+from rankspawn.handlers import handlers_held
 from rankspawn.plan.devices import vendor_of
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -72,7 +73,8 @@ class RealMachine:
             count = len(os.sched_getaffinity(0))
         else:
             count = os.cpu_count() or 1
-        quota = Cgroups(proc=self._proc, root=f"{self._sys}/fs/cgroup").cpu_quota()
+        with handlers_held():  # a TimeoutError of one would be taken for a file that is not there
+            quota = Cgroups(proc=self._proc, root=f"{self._sys}/fs/cgroup").cpu_quota()
         return max(1, int(count if quota is None else min(count, quota)))
 
     def addresses(self) -> frozenset[str]:

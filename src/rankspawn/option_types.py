@@ -36,6 +36,9 @@ class CommonOptions(TypedDict, total=False):
     device_type: str | None
     """A custom type of device, such as ``"npu"``; without ``devices``, the visible ones."""
 
+    share_devices: bool | None
+    """Several ranks may have one device: ``gpus="4,4"``."""
+
     ips: str | Sequence[str] | None
     """Addresses of all nodes, ``"10.0.0.1,10.0.0.2"``; the same script runs on every one."""
 
@@ -79,8 +82,15 @@ class CommonOptions(TypedDict, total=False):
     """``all`` (default): every rank sees all devices and is told its index. ``own``: its mask
     names its one device."""
 
+    numa: Literal["node", "socket", "exclusive", "core-complex"] | None
+    """The CPUs of each rank: those of its device's NUMA ``node`` or ``socket``, cores of that node
+    for itself (``exclusive``), or CPUs that share a cache (``core-complex``)."""
+
     threads_per_rank: SupportsIndex | None
     """``OMP_NUM_THREADS``. None: what is set already, else CPUs divided by ``nprocs``."""
+
+    agent_store: bool | None
+    """torch's store is hosted by a process beside the ranks, as under torchrun, not by rank 0."""
 
     selected_devices: str | Sequence[SupportsIndex | str] | None
     """Deprecated: use ``gpus`` or ``xpus``."""

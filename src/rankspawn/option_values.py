@@ -77,7 +77,17 @@ def read_path(name: str, value: Any) -> str:
     return read_text(name, os.fspath(value))
 
 
-def read_ids(name: str, value: Any) -> tuple[str, ...]:
+class Selection(tuple[str, ...]):
+    """Device ids, and what the option was called that names them.
+
+    Attributes:
+        option: As the caller wrote it, for messages; today's name may be another one.
+    """
+
+    option: str
+
+
+def read_ids(name: str, value: Any, *, may_repeat: bool = False, hint: str = "") -> Selection:
     """Device ids from ``"4,5"``, ``[4, 5]`` or ``["GPU-8932f937"]``; order counts."""
     allowed = f"device ids, such as {name}='4,5' or {name}=[4, 5]"
     if isinstance(value, str):
@@ -85,10 +95,12 @@ def read_ids(name: str, value: Any) -> tuple[str, ...]:
     elif not isinstance(value, (list, tuple, range)):
         # An int is refused on purpose: is gpus=2 the device 2 or two devices?
         raise _wrong_type(name, value, allowed)
-    ids = tuple(_device_id(name, item, allowed) for item in value)
+    ids = Selection(_device_id(name, item, allowed) for item in value)
     if not ids:
         raise ValueError(f"{name} selects no device: give {allowed}, or leave {name} out")
-    _no_duplicates(name, ids)
+    if not may_repeat:
+        _no_duplicates(name, ids, hint)
+    ids.option = name
     return ids
 
 
@@ -240,10 +252,10 @@ def _number_in(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdecimal() else None
 
 
-def _no_duplicates(name: str, items: Sequence[str]) -> None:
+def _no_duplicates(name: str, items: Sequence[str], hint: str = "") -> None:
     for position, item in enumerate(items):
         if item in items[:position]:
-            raise ValueError(f"{name} names {item!r} twice: {','.join(items)}")
+            raise ValueError(f"{name} names {item!r} twice: {','.join(items)}{hint}")
 
 
 def _wrong_type(name: str, value: Any, allowed: str) -> TypeError:

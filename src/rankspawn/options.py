@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 BACKENDS = ("auto", "nccl", "bkcl", "xccl", "gloo")
 START_METHODS = ("spawn", "fork", "forkserver")
+# Those of plan.numa, which is loaded by whoever asks for one.
+BINDINGS = ("node", "socket", "exclusive", "core-complex")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,7 @@ class SpawnOptions:
     xpus: tuple[str, ...] | None = None
     devices: tuple[str, ...] | None = None
     device_type: str | None = None
+    share_devices: bool = False
     ips: tuple[str, ...] = ("127.0.0.1",)
     print_config: bool = False
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -53,7 +56,9 @@ class SpawnOptions:
     preload: tuple[str, ...] = ()
     max_restarts: int = 0
     device_visibility: str = "all"
+    numa: str | None = None
     threads_per_rank: int | None = None
+    agent_store: bool = False
     node_ip: str | None = None
     started_port: int | None = None
     use_paddlecloud: bool = False
@@ -94,8 +99,8 @@ def read_options(options: Mapping[str, Any]) -> SpawnOptions:
         if name in _DEPRECATED:
             message = f"the option {name} is deprecated: {_DEPRECATED[name]}"
             warn_caller(message, DeprecationWarning)
-    given = _rename(given)
-    checked = SpawnOptions(**{name: _READERS[name](name, value) for name, value in given.items()})
+    may_repeat = given.get("share_devices") is True
+    checked = SpawnOptions(**_read(_rename(given), may_repeat=may_repeat))
     _check_devices(checked)
     if checked.preload and checked.start_method != "forkserver":
         raise ValueError(
@@ -158,11 +163,23 @@ def _check_names(options: Mapping[str, Any]) -> None:
             )
 
 
-def _rename(given: dict[str, Any]) -> dict[str, Any]:
-    """``given`` under today's names."""
+def _read(given: dict[str, tuple[str, Any]], *, may_repeat: bool) -> dict[str, Any]:
+    """The checked values; messages have the names that the caller wrote."""
+    values = {}
+    for name, (written, value) in given.items():
+        if name in _SELECTIONS:
+            hint = "; several ranks share a device with share_devices=True"
+            values[name] = read.read_ids(written, value, may_repeat=may_repeat, hint=hint)
+        else:
+            values[name] = _READERS[name](written, value)
+    return values
+
+
+def _rename(given: dict[str, Any]) -> dict[str, tuple[str, Any]]:
+    """``given`` under today's names, each with the name that was written."""
     selection = _name_of_selection(given)
     today = {"cluster_node_ips": "ips", "selected_devices": selection, "selected_gpus": selection}
-    renamed = {name: value for name, value in given.items() if name not in _RENAMED}
+    renamed = {name: (name, value) for name, value in given.items() if name not in _RENAMED}
     for old in _RENAMED:
         if old not in given:
             continue
@@ -170,7 +187,7 @@ def _rename(given: dict[str, Any]) -> dict[str, Any]:
         rivals = [new for new in group if new in renamed]
         if rivals:
             raise ValueError(f"{old} and {rivals[0]} mean the same: give only {rivals[0]}")
-        renamed[today[old]] = given[old]
+        renamed[today[old]] = (old, given[old])
     return renamed
 
 
@@ -234,6 +251,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "xpus": read.read_ids,
     "devices": read.read_ids,
     "device_type": _device_type,
+    "share_devices": read.read_flag,
     "ips": read.read_addresses,
     "print_config": read.read_flag,
     "kwargs": read.read_kwargs,
@@ -249,7 +267,9 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "preload": read.read_modules,
     "max_restarts": lambda name, value: read.read_count(name, value, least=0),
     "device_visibility": lambda name, value: read.read_choice(name, value, ("all", "own")),
+    "numa": lambda name, value: read.read_choice(name, value, BINDINGS),
     "threads_per_rank": lambda name, value: read.read_count(name, value, least=1),
+    "agent_store": read.read_flag,
     "node_ip": read.read_address,
     "started_port": lambda name, value: read.read_count(
         name, value, least=1, most=read.HIGHEST_PORT

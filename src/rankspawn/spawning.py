@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rankspawn.caller import file_of_caller, in_notebook, warn_caller
+from rankspawn.compat.peers import also
 from rankspawn.descriptors import make_room_for_descriptors
 from rankspawn.machine import RealMachine
 from rankspawn.option_values import shortly
@@ -24,9 +25,11 @@ from rankspawn.workers.start import StartSettings, Task, start_group
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    from rankspawn.plan.topology import Topology
     from rankspawn.supervise.group import Spectator
     from rankspawn.view.request import ShowRequest
     from rankspawn.view.sources import Place
+    from rankspawn.workers.agent_store import AgentStore
 
 
 def spawn_ranks(
@@ -61,18 +64,30 @@ def spawn_ranks(
         warn_caller(ignored, UserWarning)
     task = Task(func, arguments, options.kwargs, options.rank_args)
     settings = _settings(options, daemon=bool(daemon))
+    if settings.log_dir is not None:
+        from rankspawn.file_systems import check_answers
+
+        check_answers(settings.log_dir)
     if settings.start_method == "fork":
         from rankspawn.workers.forked import warn_about_threads
 
         warn_about_threads()
+    if options.agent_store:
+        from rankspawn.workers.agent_store import check_torch
+
+        check_torch()
     start = _starter(task, job, settings)
-    return start_context(start, _policy(options), join=bool(join), spectators=spectators)
+    # Who asks whether it is one of Paddle's is told so.
+    make = also(MultiprocessContext, "paddle.distributed.spawn", "MultiprocessContext")
+    return start_context(start, _policy(options), join=bool(join), spectators=spectators, make=make)
 
 
 def refuse_while_loading() -> None:
     """Stop a module without ``__main__`` guard from starting workers in its workers."""
     if child.is_loading:
-        raise child.MissingGuardError(file_of_caller())
+        from rankspawn.workers.exceptions import MissingGuardError
+
+        raise MissingGuardError(file_of_caller())
 
 
 def _settings(options: SpawnOptions, *, daemon: bool) -> StartSettings:
@@ -148,10 +163,17 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
     def start(restart_count: int) -> WorkerGroup:
         make_room_for_descriptors(_descriptors_per_rank(options) * job.resources.nprocs)
         ports = hold_ports(job.topology)
+        store: AgentStore | None = None
         try:
             plan = make_plan(job, ports.ports, run_id=run_id, restart_count=restart_count)
+            if options.numa is not None:
+                from rankspawn.plan.numa import bound
+
+                plan = bound(plan, options.numa, job.resources)
             if options.print_config:
                 print(describe(plan), flush=True)  # noqa: T201 - what the option is for
+            if options.agent_store:
+                store = _make_store(job.topology, ports.ports[0])
         except BaseException:
             ports.close()
             raise
@@ -163,9 +185,19 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
             resources=[ports],
             first_rank=plan.ranks[0].rank,
             is_restart=restart_count > 0,
+            store=store,
         )
 
     return start
+
+
+def _make_store(topology: Topology, port: int) -> AgentStore | None:
+    """What hosts torch's store; None on other nodes than the first."""
+    from rankspawn.workers.agent_store import AgentStore
+
+    if topology.node_rank != 0:
+        return None
+    return AgentStore(topology.bind_host, port, is_shared=len(topology.nodes) > 1)
 
 
 def _descriptors_per_rank(options: SpawnOptions) -> int:

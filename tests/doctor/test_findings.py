@@ -43,8 +43,11 @@ def facts(**changes: Any) -> dict[str, Any]:
         },
         "start_methods": {"available": ["spawn", "fork"], "default": "spawn"},
         "system": {
+            "platform": "linux",
             "pidfd": True,
             "memfd": True,
+            "missing_calls": [],
+            "portable_forced": False,
             "sh": True,
             "proc": True,
             "sigint_ignored": False,
@@ -76,9 +79,11 @@ def test_every_finding_says_what_to_do() -> None:
     mask = {"type": "gpu", "found": 8, "masks": {"M": "0,9,1"}, "visible": ["0"]}
     phantom = {"type": "gpu", "found": 0, "masks": {"M": "0,1"}, "visible": ["0", "1"]}
     cases: list[tuple[dict[str, Any], str, str]] = [
-        ({"system__pidfd": False}, "error", "pidfd_open"),
-        ({"system__memfd": False}, "error", "memfd_create"),
-        ({"system__proc": False}, "error", "/proc"),
+        ({"system__missing_calls": ["pidfd_open"]}, "warning", "pidfd_open does not work"),
+        ({"system__missing_calls": ["eventfd", "x"]}, "warning", "calls eventfd, x do not work"),
+        ({"system__portable_forced": True}, "note", "RANKSPAWN_PORTABLE is set"),
+        ({"system__platform": "darwin"}, "warning", "never been tested"),
+        ({"system__proc": False}, "warning", "/proc"),
         ({"system__sh": False}, "warning", "/bin/sh"),
         ({"system__sigchld_ignored": True}, "warning", "SIGCHLD"),
         ({"system__sigint_ignored": True}, "note", "SIGINT"),
@@ -106,8 +111,9 @@ def test_every_finding_says_what_to_do() -> None:
 
 
 def test_errors_come_first() -> None:
+    files = {"soft": 64, "hard": 64}
     found = find_problems(
-        facts(system__sigint_ignored=True, system__sh=False, system__pidfd=False), FORECAST
+        facts(system__sigint_ignored=True, system__sh=False, limits__open_files=files), FORECAST
     )
 
     assert [finding.level for finding in found] == ["error", "warning", "note"]

@@ -135,7 +135,8 @@ def test_a_result_that_does_not_fit_is_an_error_with_the_reason() -> None:
     error = caught_from(strange.return_more_than_fits)
 
     assert "result cannot be sent back to the parent" in last_line(error)
-    assert last_line(error).endswith("File too large")
+    assert "File too large: the limit on the size of files is 50000 bytes" in last_line(error)
+    assert "`ulimit -f " in last_line(error)
 
 
 # --- how pickling and unpickling go wrong

@@ -37,3 +37,9 @@ def _error_files_of_torch() -> Iterator[None]:
     yield
     for path in Path(tempfile.gettempdir()).glob("pytorch-errorfile-*.pickle"):
         path.unlink()
+
+
+@pytest.fixture(autouse=True)
+def _compiler_of_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Has torch make the folder of its compiler where the test's files are."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torchinductor"))

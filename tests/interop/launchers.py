@@ -33,12 +33,19 @@ def run(
     commands: Sequence[Sequence[str]], count: int, folder: Path, environ: Mapping[str, str]
 ) -> list[Environment]:
     """The environments of ``count`` processes that these launchers start together."""
+    return run_with([(command, environ) for command in commands], count, folder)
+
+
+def run_with(
+    commands: Sequence[tuple[Sequence[str], Mapping[str, str]]], count: int, folder: Path
+) -> list[Environment]:
+    """The same, each launcher with an environment of its own."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         listener.settimeout(DEADLOCK)
         told = {"REPORT_TO": str(listener.getsockname()[1]), "TMPDIR": str(folder)}
         launchers = []
-        for number, command in enumerate(commands):
+        for number, (command, environ) in enumerate(commands):
             output = stack.enter_context((folder / f"launcher.{number}").open("wb"))
             launcher = subprocess.Popen(
                 command, cwd=folder, env={**environ, **told}, stdout=output, stderr=output

@@ -57,3 +57,7 @@ def describe(tensor: Any, layer: Any) -> tuple[Any, ...]:
     kinds = [(type(one).__name__, one.trainable) for one in layer.parameters()]
     sums = [float(one.sum()) for one in layer.parameters()]
     return str(tensor.dtype), float(tensor.sum()), tensor.stop_gradient, kinds, sums
+
+
+def weight_and_layer(layer: Any) -> tuple[Any, Any]:
+    return layer.weight, layer

@@ -185,13 +185,14 @@ def test_paddle_gives_all_devices_to_a_single_worker(tmp_path: Path) -> None:
 
 @needs_paddle
 def test_paddle_drops_devices_that_were_selected(tmp_path: Path) -> None:
-    """A selection that is partly ignored is a mistake that stays unnoticed."""
-    line = ["--devices", "4,5,6", "--nproc_per_node", "2", "--log_dir", str(tmp_path), WORKER]
-    environ = {**BASE, "CUDA_VISIBLE_DEVICES": "4,5,6,7"}
-    theirs = run([(*PADDLE, *line)], 2, tmp_path, environ)
-    assert sorted(worker["FLAGS_selected_gpus"] for worker in theirs) == ["0", "1"]
-    with pytest.raises(UsageError, match="selects 3 devices, but --nproc_per_node is 2"):
-        resolve_job(read_config(line, environ), environ, MACHINE)
+    """And so do we, but not without a word: it may be a mistake."""
+    flags, mask = (
+        ["--devices", "4,5,6", "--nproc_per_node", "2"],
+        {"CUDA_VISIBLE_DEVICES": "4,5,6,7"},
+    )
+    ours, _ = compare_paddle_collective([flags], 2, tmp_path, {**PADDLE_COLLECTIVE, **DEVICE}, mask)
+    assert [worker["FLAGS_selected_gpus"] for worker in ours] == ["0", "1"]
+    assert "is used" in read_config([*flags, WORKER], mask).notes[0]
 
 
 @needs_paddle
@@ -489,7 +490,7 @@ TORCH = {
     ),
     **THREADS,
     "MASTER_PORT": "the port of rank 0, which hosts the store; torchrun's agent does so itself",
-    "TORCHELASTIC_USE_AGENT_STORE": "would make rank 0 wait for a store of the launcher's",
+    "TORCHELASTIC_USE_AGENT_STORE": "only with --agent_store, which costs an import of torch",
     "TORCHELASTIC_ERROR_FILE": "for tracebacks; here they are found in the log, decorated or not",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "an instruction to torch's own launcher",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "a setting of NCCL; torch has a default for it of its own",

@@ -46,6 +46,29 @@ def run_script(text: str, usage: str, folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line]
 
 
+def test_script_trains_the_same_with_only_the_import_replaced(tmp_path: Path) -> None:
+    text = SCRIPT.read_text()
+    changed = text.replace(
+        "import paddle.distributed as dist", "import rankspawn.compat.paddle as dist"
+    )
+    assert changed != text
+
+    expected = run_script(text, "no_join", tmp_path)
+    got = run_script(changed, "no_join", tmp_path)
+
+    assert [(r["rank"], r["world_size"]) for r in got] == [(0, 2), (1, 2)]
+    assert [r["loss"] for r in got] == pytest.approx([r["loss"] for r in expected], rel=1e-5)
+
+
+def test_context_is_an_instance_of_paddles() -> None:
+    theirs = sys.modules["paddle.distributed.spawn"].MultiprocessContext
+
+    context = rankspawn.spawn(os.getpid, nprocs=1, backend="gloo")
+
+    assert isinstance(context, theirs)
+    assert isinstance(context, rankspawn.MultiprocessContext)
+
+
 @pytest.mark.parametrize("usage", USAGES)
 def test_script_trains_the_same_with_only_spawn_replaced(usage: str, tmp_path: Path) -> None:
     text = SCRIPT.read_text()
@@ -141,3 +164,36 @@ def test_tensors_and_layers_reach_every_rank(start_method: str, dtype: str) -> N
         )
 
         assert context.results() == [cases.describe(*arguments)] * 3
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_layer_comes_back_with_its_parameters(start_method: str, dtype: str) -> None:
+    layer = paddle.nn.Linear(300, 300)
+    layer.to(dtype=dtype)
+    layer.bias.stop_gradient = True
+    layer.weight.optimize_attr["learning_rate"] = 0.5
+
+    ((weight, back),) = rankspawn.spawn(
+        cases.weight_and_layer,
+        args=(layer,),
+        nprocs=1,
+        backend="gloo",
+        start_method=start_method,
+        timeout=DEADLOCK,
+    ).results()
+
+    assert weight is back.weight
+    for name, expected in layer.named_parameters():
+        got = getattr(back, name)
+        assert isinstance(got, paddle.base.framework.EagerParamBase)
+        assert (got.name, got.dtype) == (expected.name, expected.dtype)
+        assert (got.trainable, got.persistable) == (expected.trainable, expected.persistable)
+        assert got.optimize_attr == expected.optimize_attr
+        assert bool((got == expected).all())
+    if dtype == "bfloat16":  # a CPU does not multiply these
+        return
+    before = back.weight.clone()
+    back(paddle.ones([1, 300])).sum().backward()
+    paddle.optimizer.SGD(1.0, parameters=back.parameters()).step()
+    assert not bool((back.weight == before).any())

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import rankspawn  # noqa: E402
 from rankspawn.compat import torch as compat  # noqa: E402
+from rankspawn.workers.payload import write_payload  # noqa: E402
 from tests.interop import torch_cases as cases  # noqa: E402  # only where torch is installed
 
 pytestmark = [
@@ -162,6 +163,53 @@ def test_every_kind_of_tensor_goes_both_ways(start_method: str) -> None:
             assert got[name].requires_grad == tensor.requires_grad, name
             assert torch.equal(got[name], tensor), name
         got["part"] += 1  # writable
+
+
+@pytest.mark.parametrize("size", [8, 40_000], ids=["small", "large"])
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_views_of_one_tensor_share_memory_in_the_receiver(start_method: str, size: int) -> None:
+    whole = torch.arange(float(size))
+    parameter = torch.nn.Parameter(torch.ones(size))
+    sent = {
+        "part": whole[1:4],
+        "whole": whole,
+        "even": whole.reshape(-1, 2).t()[1],
+        "bytes": whole.view(torch.uint8)[4:8],
+        "parameter": parameter,
+        "its data": parameter.data[1:],
+    }
+
+    (got,) = spawn(cases.write_and_echo, (sent,), nprocs=1, start_method=start_method).results()
+
+    # Changed in the worker, through another one.
+    assert got["part"][0] == got["even"][0] == got["bytes"].view(torch.float32) == -1
+    assert got["even"].stride() == sent["even"].stride()
+    # And so they are here.
+    got["whole"][3] = -2
+    assert got["part"][2] == got["even"][1] == -2
+    got["its data"][0] = 5
+    assert got["parameter"][1] == 5
+    assert got["parameter"].requires_grad
+    assert torch.equal(got["whole"][4:], whole[4:])
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_a_view_by_itself_is_sent_without_the_rest(
+    start_method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[int] = []
+
+    def write_and_note(*args: Any) -> Any:
+        payload = write_payload(*args)
+        ends.append(payload.end)
+        return payload
+
+    monkeypatch.setattr("rankspawn.workers.start.write_payload", write_and_note)
+    whole = torch.zeros(1_000_000)
+
+    spawn(cases.echo, args=([whole[:10], whole[10:20]],), nprocs=1, start_method=start_method)
+
+    assert ends[0] < 100_000
 
 
 @pytest.mark.parametrize("start_method", START_METHODS)

@@ -95,8 +95,8 @@ def seen_of(error: Exception, pids: list[int]) -> Outcome:
     names = ("error_index", "error_pid", "exit_code", "signal_name")
     return Outcome(
         error=type(error).__name__,
-        # The classes' own names; a library may add classes of its own between them.
-        bases=tuple(c.__name__ for c in type(error).__mro__ if c.__name__ in NAMES),
+        # The classes' own names, each once: ours are torch's, too.
+        bases=tuple(dict.fromkeys(c.__name__ for c in type(error).__mro__ if c.__name__ in NAMES)),
         index=index,
         pid_is_of_index=index is not None and getattr(error, "error_pid", None) == pids[index],
         exit_code=getattr(error, "exit_code", None),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import signal
 import sys
 import time
@@ -111,6 +112,24 @@ def ignore_sigterm(rank: int, ready: Any) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     ready.set()
     wait_until_stopped()
+
+
+def end_after_rank_1(rank: int, first: Any, second: Any, wait_for_a_signal: bool) -> None:
+    """Rank 1 fails; rank 0, which watches it, ends by itself once it is gone."""
+    if rank == 1:
+        second.send(os.getpid())
+        second.recv()
+        raise ValueError("rank 0 goes on")
+    other = select.poll()
+    other.register(os.pidfd_open(first.recv()), select.POLLIN)
+    first.send("watched")
+    if wait_for_a_signal:
+        wait_until_stopped()
+    other.poll()
+
+
+def expect(rank: int, argument: Any) -> None:
+    assert (rank, argument) == (0, "a")
 
 
 def nest(_rank: int, module: str, start_method: str, function: str, *args: Any) -> None:
@@ -284,3 +303,9 @@ def echo(value: Any) -> Any:
 
 def sum_of(tensor: Any) -> float:
     return float(tensor.sum().item())
+
+
+def write_and_echo(value: dict[str, Any]) -> dict[str, Any]:
+    """Change the one called whole, and give all of them back."""
+    value["whole"][1] = -1
+    return value

@@ -37,7 +37,7 @@ def environment(**variables: str) -> dict[str, str]:
     kept = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(("PADDLE_", "FLAGS_", "SLURM_", "RANKSPAWN_"))
+        if not name.startswith(("PADDLE_", "FLAGS_", "SLURM_", "RANKSPAWN_", "PET_"))
         and not name.endswith("_VISIBLE_DEVICES")
     }
     # The tests' own interpreter may be unbuffered or not; what the workers are is our matter.

@@ -49,6 +49,7 @@ class FakePod:
         self.failures: list[Ending] = []
         self.endings: list[Ending] = []
         self.is_done = self.is_empty = False
+        self.lost: Outcome | None = None
         self._log = log
         self._happens = happens
         self._event = os.eventfd(1)

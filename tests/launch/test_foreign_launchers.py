@@ -116,6 +116,8 @@ OLD_KUBEFLOW = {
     "MASTER_ADDR": "train-master-0",
     "MASTER_PORT": "23456",
 }
+# There Kubeflow may call the master so, which the others do not reach by that.
+FIRST_POD = {"PET_NODE_RANK": "0", "PET_MASTER_ADDR": "localhost", "HOSTNAME": "train-master-0"}
 
 
 class TestTorchrun:
@@ -147,6 +149,8 @@ class TestTorchrun:
             ({"PET_RDZV_ENDPOINT": "[fd00::1]"}, "[fd00::1]:29400"),
             ({"PET_RDZV_ENDPOINT": "e:2379", "PET_RDZV_BACKEND": "etcd-v2"}, "etcd://e:2379"),
             ({"PET_MASTER_PORT": ""}, "train-master-0:29500"),
+            (FIRST_POD, "train-master-0:23456"),
+            (FIRST_POD | {"KUBERNETES_SERVICE_HOST": ""}, "localhost:23456"),
             ({"PET_MASTER_ADDR": "", **MEETING}, "train-0.workers:29500"),
         ],
     )

@@ -104,6 +104,16 @@ class TestCommand:
         words = self.words("--nnodes", "2", PADDLE_ELASTIC_LEVEL="1", PADDLE_RANK="0", POD_IP="a")
         assert words[3:-3] == ["--nnodes", "2", "--elastic_level", "1"]
 
+    def test_has_torchruns_words_too(self) -> None:
+        words = self.words(
+            *("--nnodes", "2", "--tee", "3", "--no-python", "--node-rank", "0"),
+            *("--rdzv-backend", "static", "--local-addr", "10.0.0.2"),
+            PET_ROLE="bob",
+            PET_MASTER_PORT="7",
+        )
+        rest = words[words.index("--nnodes") + 2 :]
+        assert rest[: rest.index("--role") + 2] == ["--tee", "3", "--no_python", "--role", "bob"]
+
     def test_has_no_variable_that_the_command_line_overruled(self) -> None:
         words = self.words(
             *("--nnodes", "2", "--server_num", "1", "--gpus", "0"),

@@ -491,7 +491,7 @@ class TestEnds:
             (["plain"], 127, "it is not on PATH; the file in the current folder is ./plain"),
             (["./plain"], 126, "chmod +x"),
             ([], 2, "the script is missing"),
-            (["--nproc_per_nod", "2", "train.py"], 2, "did you mean --nproc_per_node?"),
+            (["--nproc_per_nodes", "2", "train.py"], 2, "did you mean --nproc_per_node?"),
             (["--nnodes", "2", "--rank", "2", "./plain"], 2, "--rank 2 is out of range"),
             (["--devices", "4", "ipu", "train.py"], 2, "--hosts"),
         ],
@@ -593,6 +593,13 @@ class TestRestarts:
         assert done.errors.splitlines()[-1].startswith("SyntaxError: ")
         assert "restart" not in done.errors
         assert not (tmp_path / "log").exists()
+
+    def test_not_before_the_first_line_of_a_module(self, tmp_path: Path) -> None:
+        write_script(tmp_path, "print('here'\n")
+        done = rankrun(tmp_path, "--nproc_per_node=1", "--elastic_level=1", "-m", "train")
+        assert done.code == 126
+        assert "train cannot be run, so nothing is started" in done.errors
+        assert "restart" not in done.errors
 
     def test_the_last_start_is_told_of(self, tmp_path: Path) -> None:
         script = self.COUNT + "    sys.exit(7 + int(os.environ['TORCHELASTIC_RESTART_COUNT']))\n"

@@ -35,6 +35,9 @@ EIGHT_GPUS = {"gpu": 8}
         ("1,GPU-aa", ("1",)),
         ("MIG-GPU-aa/1/0,MIG-41b", ("MIG-GPU-aa/1/0", "MIG-41b")),
         ("GPU-", ()),
+        ("0.0,0.1,1.0", ("0.0", "0.1", "1.0")),
+        ("0,0.1", ("0", "0.1")),
+        ("0-3", ("0",)),
     ],
 )
 def test_a_mask_shows_what_cuda_would_show(text: str, ids: tuple[str, ...]) -> None:
@@ -152,6 +155,17 @@ def test_a_type_that_nobody_can_count_is_taken_at_the_caller_s_word(machine: Mac
         assign(visible, DeviceRequest(nprocs=2))
 
 
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [("0-3, 6 - 7,5", ["0", "1", "2", "3", "6", "7", "5"]), ("0-2,1", []), ("4", ["4"])],
+)
+def test_cores_of_neuron_may_be_given_as_ranges(
+    text: str, ids: list[str], machine: MachineOf
+) -> None:
+    visible = see_devices("neuron", {"NEURON_RT_VISIBLE_CORES": text}, machine())
+    assert [device.id for device in visible.devices] == ids
+
+
 def test_an_unlisted_type_works_through_its_flag(machine: MachineOf) -> None:
     visible = see_devices("mychip", {"FLAGS_selected_mychips": "0,2"}, machine())
     assert [(d.id, d.index) for d in visible.devices] == [("0", "0"), ("2", "2")]
@@ -210,6 +224,12 @@ def test_an_ambiguous_abbreviation_is_an_error(machine: MachineOf) -> None:
 def test_two_names_of_one_device_are_an_error(machine: MachineOf) -> None:
     with pytest.raises(ValueError, match="names a device twice"):
         chosen(machine(devices=EIGHT_GPUS), "GPU-0011,GPU-aabb", 2, ("GPU-aa", "GPU-aabb"))
+
+
+def test_ranks_share_a_device_where_that_is_asked_for(machine: MachineOf) -> None:
+    visible = see_devices("gpu", {"CUDA_VISIBLE_DEVICES": "3,4"}, machine(devices=EIGHT_GPUS))
+    devices = assign(visible, DeviceRequest(nprocs=2, ids=("4", "4"), shared=True))
+    assert [(device.id, device.index) for device in devices] == [("4", "1"), ("4", "1")]
 
 
 def test_more_ranks_than_devices_names_both_numbers_and_the_variable(machine: MachineOf) -> None:

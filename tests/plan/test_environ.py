@@ -62,6 +62,11 @@ def test_torch_is_told_all_that_torchrun_would_tell() -> None:
     }
 
 
+def test_torch_is_told_that_the_store_is_hosted_beside_the_ranks() -> None:
+    env = torch_env(THIRD, restart_count=0, max_restarts=0, run_id="job", agent_store=True)
+    assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+
+
 def test_an_ipv6_master_has_brackets_only_next_to_its_port() -> None:
     who = Identity(0, 0, 1, 0, 1, ("[::1]:29500",), "[::1]:29500")
     env = torch_env(who, restart_count=0, max_restarts=0, run_id="job")
@@ -172,6 +177,7 @@ def test_a_process_without_a_rank_inherits_none_of_a_slurm_task() -> None:
     "place",
     [
         {"OMPI_COMM_WORLD_RANK": "0", "OMPI_MCA_orte_hnp_uri": "1;tcp://h:1", "PMIX_RANK": "0"},
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_WORLD_SIZE": "2", "OMPI_MCA_num_procs": "2"},
         {"PMI_RANK": "0", "PMI_FD": "9", "PMI_SIZE": "2", "MPI_LOCALNRANKS": "1"},
     ],
 )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import socket
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -100,6 +102,40 @@ def test_a_fixed_port_of_another_job_is_noticed_before_anyone_listens() -> None:
     ):
         HeldPorts.fixed([port])
     HeldPorts.fixed([port]).close()
+
+
+# Another user, who takes the names of ports, and no port.
+TAKE_NAMES = """
+import socket, sys
+from tests.rights import drop
+drop()
+names = [socket.socket(socket.AF_UNIX) for _ in sys.argv[1:]]
+for name, port in zip(names, sys.argv[1:]):
+    name.bind(f"\\0rankspawn/127.0.0.1:{port}")
+print("taken", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def named_port() -> Iterator[int]:
+    """A free port whose name somebody has."""
+    port = free_port()
+    command = [sys.executable, "-c", TAKE_NAMES, str(port)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as stranger:
+        assert stranger.stdout is not None
+        assert stranger.stdout.readline() == "taken\n"
+        yield port
+
+
+def test_a_name_that_somebody_took_does_not_block_a_port(named_port: int) -> None:
+    with closing(HeldPorts.fixed([named_port])) as held:
+        assert held.ports == (named_port,)
+        listener(named_port).close()
+        with pytest.raises(OSError, match=f"127.0.0.1:{named_port}.*in use"):
+            HeldPorts.fixed([named_port])
+    HeldPorts.fixed([named_port]).close()
 
 
 def test_two_nodes_on_one_machine_can_hold_the_same_number() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from rankspawn.options import SpawnOptions
+from rankspawn.options import SpawnOptions, read_options
 from rankspawn.plan.devices import Machine
 from rankspawn.plan.job import device_request, resolve
 from rankspawn.plan.resources import choose_backend
@@ -146,3 +147,27 @@ def test_xccl_finds_its_device_type(
 def test_xccl_without_any_hint_asks_for_the_device_type(machine: MachineOf) -> None:
     with pytest.raises(ValueError, match="give device_type"):
         choose_backend(device_request(1, SpawnOptions(backend="xccl")), {}, machine())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"selected_gpus": "4,5"},
+            "selected_gpus 4,5 selects devices, but this machine shows none",
+        ),
+        ({"selected_gpus": "4,5", "backend": "gloo"}, "selected_gpus cannot be used with backend="),
+        ({"selected_devices": "4", "backend": "nccl"}, "selected_devices: the device '4' is not"),
+    ],
+)
+def test_messages_have_the_name_that_was_written(
+    given: dict[str, Any], message: str, machine: MachineOf
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        resolve(-1, read_options(given), {}, machine())
+
+
+def test_a_backend_without_devices_is_for_another_machine(machine: MachineOf) -> None:
+    with pytest.raises(RuntimeError, match="0 devices of type 'gpu' are visible"):
+        resolve(2, read_options({"backend": "nccl"}), {}, machine())

@@ -21,13 +21,12 @@ from rankspawn.handlers import let_handlers_through
 from rankspawn.interrupts import wait_patiently
 from rankspawn.supervise.context import MultiprocessContext, RankProcess, start_context
 from rankspawn.supervise.group import RankOutput, Spectator
-from rankspawn.supervise.outcome import End, Outcome
+from rankspawn.supervise.outcome import STATES, End, Outcome
 from rankspawn.supervise.supervisor import SupervisionPolicy
 from tests.jobs import DEADLOCK
 
 # No process of this machine has such a number.
 FIRST_PID = 1 << 30
-_STATES = {End.RETURNED: "done", End.STOPPED: "stopped"}
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,7 @@ class ScriptedGroup:
         self.outcomes: dict[int, Outcome] = {}
         self.sentinels: dict[int, int] = {}
         self.has_failed = False
+        self.lost: Outcome | None = None
         self.closed = False
         self.is_waited_for = threading.Event()
         self.is_being_stopped = threading.Event()
@@ -230,7 +230,7 @@ class ScriptedGroup:
 
     def state_of(self, index: int) -> str:
         outcome = self.outcomes.get(index)
-        return "running" if outcome is None else _STATES.get(outcome.end, "failed")
+        return "running" if outcome is None else STATES.get(outcome.end, "failed")
 
     def steps_of(self, index: int) -> bytes:  # noqa: ARG002 - nobody says any
         return b""

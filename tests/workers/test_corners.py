@@ -434,6 +434,16 @@ def test_cancelling_one_of_two_waiters_leaves_the_group_to_the_other(run: Run) -
     assert asyncio.run(main())
 
 
+def test_an_await_leaves_no_thread_listed(run: Run) -> None:
+    async def join(context: MultiprocessContext) -> bool:
+        return await context
+
+    before = threading.enumerate()
+    assert asyncio.run(join(run(os.getpid, nprocs=1, join=False)))
+
+    assert threading.enumerate() == before
+
+
 def test_forking_with_threads_is_warned_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forked_module, "_warned_about_threads", [])
     done = threading.Event()

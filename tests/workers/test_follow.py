@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rankspawn.workers import tail
-from rankspawn.workers.follow import LogFollower
+from rankspawn.workers import follow, tail
+from rankspawn.workers.follow import LogFollower, Way
 
 
 @pytest.fixture(params=["told by the system", "by looking"])
@@ -68,6 +68,32 @@ def test_what_was_written_last_is_shown_before_the_end(
     write("last words")
     follower.finish()
     assert shown(read, 10) == "last words"
+
+
+def test_an_end_that_comes_after_the_look_at_a_line_without_one(
+    pipe: tuple[LogFollower, int],
+    write: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    follower, read = pipe
+    looked, ended = threading.Event(), threading.Event()
+    take_overdue = follow._Lines.take_overdue
+
+    def take_and_wait(lines: follow._Lines) -> bytes:
+        if lines._rest:
+            looked.set()
+            assert ended.wait(60)
+        return take_overdue(lines)
+
+    monkeypatch.setattr(follow._Lines, "take_overdue", take_and_wait)
+    path = write("no end")
+    follower.follow({path: 0}, {path: Way(follower._sink, b"[0]:")})
+    assert looked.wait(60)
+    follower.follow({})
+    ended.set()
+    follower.finish()
+    os.set_blocking(read, False)  # nothing more comes
+    assert shown(read, 11) == "[0]:no end\n"
 
 
 def test_another_file_in_its_place(
@@ -153,3 +179,59 @@ def test_nothing_to_follow() -> None:
     follower.finish()
     follower.close()
     follower.close()
+
+
+class TestSeveralFiles:
+    def test_lines_are_not_mixed(
+        self,
+        pipe: tuple[LogFollower, int],
+        write: Callable[..., str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(follow, "_PATIENCE", 3600.0)
+        follower, read = pipe
+        sink = follower._sink
+        paths = [write("first, ", "a"), write("second\n", "b")]
+        follower.follow(dict.fromkeys(paths, 0), {path: Way(sink, shares=True) for path in paths})
+        assert shown(read, 7) == "second\n"
+        write("to its end\n", "a")
+        assert shown(read, 18) == "first, to its end\n"
+
+    def test_a_question_is_shown_without_an_end(
+        self, pipe: tuple[LogFollower, int], write: Callable[..., str]
+    ) -> None:
+        follower, read = pipe
+        path = write("(Pdb) ")
+        follower.follow({path: 0}, {path: Way(follower._sink, shares=True)})
+        assert shown(read, 6) == "(Pdb) "
+
+    def test_prefixes(self, pipe: tuple[LogFollower, int], write: Callable[..., str]) -> None:
+        follower, read = pipe
+        path = write("one\ntw")
+        follower.follow({path: 0}, {path: Way(follower._sink, b"[0]:")})
+        assert shown(read, 8) == "[0]:one\n"
+        write("o\nthree")
+        assert shown(read, 8) == "[0]:two\n"
+        follower.follow({})
+        assert shown(read, 10) == "[0]:three\n"
+
+    def test_lines_that_are_copied(
+        self, pipe: tuple[LogFollower, int], write: Callable[..., str], tmp_path: Path
+    ) -> None:
+        follower, read = pipe
+        path, copy = write("apple\npear\n"), tmp_path / "copy"
+        way = Way(follower._sink, b"", (b"app", b"x"), str(copy))
+        follower.follow({path: 0}, {path: way})
+        assert shown(read, 11) == "apple\npear\n"
+        assert copy.read_text() == "apple\n"
+
+    def test_one_sink_that_is_closed(
+        self, pipe: tuple[LogFollower, int], write: Callable[..., str]
+    ) -> None:
+        follower, read = pipe
+        gone, other = os.pipe()
+        os.close(gone)
+        lost, path = write("lost", "a"), write("here", "b")
+        follower.follow({lost: 0, path: 0}, {lost: Way(other)})
+        assert shown(read, 4) == "here"
+        os.close(other)

@@ -14,10 +14,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -58,23 +60,61 @@ def test_two_threads_that_fork_leave_the_filters_of_warnings_alone() -> None:
     assert repr(warnings.filters) == before
 
 
+@contextmanager
+def foreign_thread(call: Callable[[], object]) -> Iterator[None]:
+    """A thread that ``threading`` only lists; it has ended when the block has."""
+    listed = threading.Event()
+
+    def run() -> None:
+        threading.current_thread()
+        listed.set()
+        call()
+
+    ident = _thread.start_new_thread(run, ())
+    assert listed.wait(DEADLOCK)
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + DEADLOCK
+        while ident in sys._current_frames():  # there is nothing else to wait for
+            assert time.monotonic() < deadline
+            time.sleep(0)
+
+
+def test_a_foreign_thread_that_has_ended_is_no_danger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "_warned_about_threads", [])
+    with foreign_thread(os.getpid):
+        pass
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fork(os.getpid, nprocs=1)
+
+
+def test_a_foreign_thread_that_runs_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forked, "_warned_about_threads", [])
+    done = threading.Event()
+    with foreign_thread(done.wait):
+        try:
+            with pytest.warns(RuntimeWarning, match="Threads: .*Dummy"):
+                fork(os.getpid, nprocs=1)
+        finally:
+            done.set()
+
+
 @pytest.mark.filterwarnings("ignore:start_method='fork'")
 def test_a_parent_thread_that_python_did_not_start() -> None:
     queue: Any = multiprocessing.SimpleQueue()
     slow: Any = multiprocessing.Queue()
-    done = _thread.allocate_lock()
-    done.acquire()
 
     def call() -> None:
-        try:
-            fork(slow.put, args=("late",), nprocs=1)
-            queue.put("ended well")
-        finally:
-            done.release()
+        fork(slow.put, args=("late",), nprocs=1)
+        queue.put("ended well")
 
-    _thread.start_new_thread(call, ())
-    assert done.acquire(timeout=DEADLOCK)
+    with foreign_thread(call):
+        pass
 
+    assert not queue.empty()
     assert queue.get() == "ended well"
     assert slow.get(timeout=DEADLOCK) == "late"
     slow.close()
@@ -240,6 +280,8 @@ class Argument:
 
 
 def test_a_fork_that_fails_does_not_keep_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    with foreign_thread(os.getpid):  # which is looked at
+        pass
     real, forks = os.fork, iter([True, False])
 
     def fork_once() -> int:

@@ -21,7 +21,7 @@ import pytest
 
 import rankspawn
 from rankspawn import MultiprocessContext, ProcessExitedException, SpawnTimeoutError
-from rankspawn.workers import forkserver, popen
+from rankspawn.workers import forkserver, marker, popen
 from rankspawn.workers.popen import is_readable
 from tests import jobs
 from tests.jobs import DEADLOCK
@@ -139,6 +139,27 @@ class TestInterruptedStart:
             assert context.results() == context.pids()
             assert other.exitcodes() == [-signal.SIGTERM] * 2
             assert children_of(server) == []
+
+    def test_between_a_descriptor_and_whoever_closes_it(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fork(jobs.do_nothing, nprocs=1)
+        before = os.listdir("/proc/self/fd")
+
+        def make_mark_file(mark: str) -> int:
+            fd = marker.make_mark_file(mark)
+            signal.raise_signal(signal.SIGALRM)
+            return fd
+
+        monkeypatch.setattr(forkserver, "make_mark_file", make_mark_file)
+        handler = signal.signal(signal.SIGALRM, throw)
+        try:
+            with pytest.raises(OnPurpose):
+                fork(jobs.do_nothing, nprocs=1)
+        finally:
+            signal.signal(signal.SIGALRM, handler)
+
+        assert os.listdir("/proc/self/fd") == before
 
     @pytest.mark.slow
     @pytest.mark.untraced

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,20 +23,26 @@ from tests.rights import can_mount
 
 ROOT = Path(__file__).parent.parent.parent
 
-# Prints the ids of its workers, and of another process, which the test has to end.
+# Prints the ids of its workers and fork server, and of another process, which the test must end.
 PROGRAM = """
 import ctypes, json, multiprocessing, os, resource, signal, sys
 import rankspawn
+from rankspawn.workers import forkserver
 from tests import jobs, rights
 
 PR_SET_DUMPABLE = 4
 
 def work(ready, case):
+    pids = [os.getpid()]
     if case == "not dumpable":
         assert ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) == 0
+        pids.append(os.fork())
+        if not pids[1]:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            jobs.sleep_for_ever()
     if case == "no clock":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    ready.send(os.getpid())
+    ready.send(pids)
     jobs.sleep_for_ever()
 
 def use_up_processes():
@@ -56,7 +63,8 @@ def main(method, case):
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     context = rankspawn.spawn(work, args=(theirs, case), nprocs=2, backend="gloo", join=False,
                               start_method=method, grace_period=0.2)
-    workers = [ours.recv() for _ in range(2)]
+    workers = [*ours.recv(), *ours.recv()]
+    workers += [server._process.pid for server in forkserver._servers.values()]
     others = []
     if case == "no processes left":
         use_up_processes()
@@ -154,6 +162,28 @@ def test_known_workers_need_no_mark() -> None:
 def test_without_a_shell_it_is_python_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guardian, "_SHELL", "/nonexistent/sh")
     test_known_workers_need_no_mark()
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash", "busybox"])
+def test_every_shell_becomes_python_while_the_lifeline_is_open(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shell: str
+) -> None:
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"{shell} is not installed")
+    (tmp_path / "sh").symlink_to(path)
+    monkeypatch.setattr(guardian, "_SHELL", str(tmp_path / "sh"))
+    guard = Guardian(new_mark(), 0.1)
+    assert guard._process is not None
+    deadline = time.monotonic() + DEADLOCK
+    command = Path(f"/proc/{guard._process.pid}/cmdline")
+    told = b""  # as it is for a moment in the middle of each exec
+    while (not told or b"trap" in told) and time.monotonic() < deadline:
+        time.sleep(0.01)
+        told = command.read_bytes()
+    guard.close()
+    assert b"rankspawn.workers.orphans" in told
+    assert b"trap" not in told
 
 
 @pytest.mark.parametrize("executable", ["", "/nonexistent/python"])

@@ -95,7 +95,7 @@ def interrupt_at_first_fork():
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    handlers._ECHO = 0.0  # the tests wait for a word, not for time
+    handlers._ECHO = float(os.environ.get("ECHO", 0))  # tests wait for a word, not for time
     here = os.path.dirname(__file__)
     os.environ["PYTHONPATH"] += os.pathsep + here
     try:
@@ -200,6 +200,22 @@ def test_workers_have_time_to_save_their_state(
 
 
 @pytest.mark.parametrize("how", ["join", "await"])
+def test_an_interrupt_that_comes_twice_does_not_hurry_the_workers(
+    open_session: type[Session], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """As ``timeout -s INT`` sends it: to its child, and then to the whole process group."""
+    monkeypatch.setenv("ECHO", str(10 * DEADLOCK))
+    session = open_session("save_on_interrupt", "fork", "30", how)  # type: ignore[arg-type]
+    with Watched(session.pids()):
+        session.press_ctrl_c()
+        session.read_until("interrupted")
+        session.process.send_signal(signal.SIGINT)
+        assert session.finish() == 130
+    assert session.output.count("saved") == 2
+    assert_quiet(session)
+
+
+@pytest.mark.parametrize("how", ["join", "await"])
 def test_sigint_to_the_parent_alone(
     open_session: type[Session], start_method: str, how: str
 ) -> None:
@@ -261,6 +277,8 @@ def test_a_second_ctrl_c_kills_at_once(
         assert session.finish() == 130
         assert workers.alive() == []
     assert_quiet(session)
+    assert "is not waited for any longer; now SIGKILL" in session.output
+    assert "did not end in time" not in session.output
 
 
 @pytest.mark.parametrize("how", ["join", "await"])

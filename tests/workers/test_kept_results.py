@@ -205,5 +205,6 @@ def test_a_descendant_cannot_cut_off_what_was_read(fork: Run) -> None:
         ]
         gate.send("now")
         assert done.poll(jobs.DEADLOCK)
-        assert done.recv() == 0
+        # It may not, because the file is sealed; or it may, and the array is a copy.
+        assert done.recv() in (0, 1)
         assert array.sum() == LARGE

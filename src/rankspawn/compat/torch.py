@@ -1,8 +1,12 @@
-"""The names of ``torch.multiprocessing.spawn``; torch itself is not imported.
+"""``torch.multiprocessing``, with a ``spawn`` of our own; torch itself is not imported for that.
 
 As there, the function gets the worker's index first, the environment is the parent's own, and
 joining returns None. What differs is what does not work there: results and tracebacks of any
 size, functions that plain pickle refuses, and workers that vanish without an error.
+
+All other names (``Queue``, ``get_context``, ``set_sharing_strategy``, …) are torch's own, which is
+imported when the first of them is used. Where torch is loaded, exceptions and contexts are of
+torch's classes, too.
 """
 
 from __future__ import annotations
@@ -13,13 +17,12 @@ from rankspawn.errors import ProcessException, ProcessExitedException, ProcessRa
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any, Literal, TypeVar, TypeVarTuple, overload
 
+    from rankspawn.compat.torch_context import ProcessContext as ProcessContext
+    from rankspawn.compat.torch_context import ProcessContext as SpawnContext
     from rankspawn.option_types import StartMethod
-    from rankspawn.supervise.context import MultiprocessContext
-    from rankspawn.supervise.context import MultiprocessContext as ProcessContext
-    from rankspawn.supervise.context import MultiprocessContext as SpawnContext
 
     _T = TypeVar("_T")
     _Ts = TypeVarTuple("_Ts")
@@ -45,8 +48,8 @@ if TYPE_CHECKING:
         nprocs: int = 1,
         join: Literal[False],
         daemon: bool = False,
-        start_method: StartMethod = "spawn",
-    ) -> MultiprocessContext[_T]: ...
+        start_method: StartMethod | None = "spawn",
+    ) -> ProcessContext[_T]: ...
     @overload
     def start_processes(
         fn: Callable[[int], _T],
@@ -54,8 +57,8 @@ if TYPE_CHECKING:
         nprocs: int = 1,
         join: bool = True,
         daemon: bool = False,
-        start_method: StartMethod = "spawn",
-    ) -> MultiprocessContext[_T] | None: ...
+        start_method: StartMethod | None = "spawn",
+    ) -> ProcessContext[_T] | None: ...
     @overload
     def start_processes(
         fn: Callable[..., _T],
@@ -64,8 +67,8 @@ if TYPE_CHECKING:
         *,
         join: Literal[False],
         daemon: bool = False,
-        start_method: StartMethod = "spawn",
-    ) -> MultiprocessContext[_T]: ...
+        start_method: StartMethod | None = "spawn",
+    ) -> ProcessContext[_T]: ...
     @overload
     def start_processes(
         fn: Callable[..., _T],
@@ -73,8 +76,8 @@ if TYPE_CHECKING:
         nprocs: int = 1,
         join: bool = True,
         daemon: bool = False,
-        start_method: StartMethod = "spawn",
-    ) -> MultiprocessContext[_T] | None: ...
+        start_method: StartMethod | None = "spawn",
+    ) -> ProcessContext[_T] | None: ...
     @overload
     def start_processes(
         fn: Callable[[int, *_Ts], _T],
@@ -83,8 +86,8 @@ if TYPE_CHECKING:
         *,
         join: Literal[False],
         daemon: bool = False,
-        start_method: StartMethod = "spawn",
-    ) -> MultiprocessContext[_T]: ...
+        start_method: StartMethod | None = "spawn",
+    ) -> ProcessContext[_T]: ...
     @overload
     def start_processes(
         fn: Callable[[int, *_Ts], _T],
@@ -92,27 +95,27 @@ if TYPE_CHECKING:
         nprocs: int = 1,
         join: bool = True,
         daemon: bool = False,
-        start_method: StartMethod = "spawn",
-    ) -> MultiprocessContext[_T] | None: ...
+        start_method: StartMethod | None = "spawn",
+    ) -> ProcessContext[_T] | None: ...
 
 
 def start_processes(
     fn: Callable[..., Any],
-    args: tuple[Any, ...] | list[Any] = (),
+    args: Iterable[Any] = (),
     nprocs: int = 1,
     join: bool = True,
     daemon: bool = False,
-    start_method: StartMethod = "spawn",
-) -> MultiprocessContext[Any] | None:
+    start_method: StartMethod | None = "spawn",
+) -> ProcessContext[Any] | None:
     """Run ``fn(i, *args)`` in ``nprocs`` processes, i from 0.
 
     Args:
         fn: The function to run.
-        args: Its arguments after the index.
+        args: Its arguments after the index, of any iterable.
         nprocs: How many processes to start.
         join: Whether to wait for their end.
         daemon: The daemon flag of the processes.
-        start_method: ``spawn``, ``fork`` or ``forkserver``.
+        start_method: ``spawn``, ``fork`` or ``forkserver``; None for multiprocessing's default.
 
     Returns:
         None if joined, else the context.
@@ -135,12 +138,12 @@ def _typed_like(_: _F) -> Callable[[Callable[..., Any]], _F]:
 @_typed_like(start_processes)
 def spawn(
     fn: Callable[..., Any],
-    args: tuple[Any, ...] | list[Any] = (),
+    args: Iterable[Any] = (),
     nprocs: int = 1,
     join: bool = True,
     daemon: bool = False,
-    start_method: StartMethod = "spawn",
-) -> MultiprocessContext[Any] | None:
+    start_method: StartMethod | None = "spawn",
+) -> ProcessContext[Any] | None:
     """:func:`start_processes` with the start method spawn; another method gets a warning."""
     if start_method != "spawn":
         from rankspawn.caller import warn_caller
@@ -170,12 +173,14 @@ class IndexFirst:
         return self.fn(index, *args)
 
 
-def __getattr__(name: str) -> object:
-    if name not in ("ProcessContext", "SpawnContext"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rankspawn.supervise.context import MultiprocessContext
+def __getattr__(name: str) -> Any:
+    if name in ("ProcessContext", "SpawnContext"):
+        from rankspawn.compat.torch_context import context_class
 
-    return MultiprocessContext
+        return context_class()
+    from rankspawn.compat.peers import forward
+
+    return forward(name, module=__name__, to="torch.multiprocessing")
 
 
 def __dir__() -> list[str]:

@@ -12,7 +12,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import metadata
 from multiprocessing import get_all_start_methods
 from typing import Any
@@ -22,6 +22,7 @@ from rankspawn.machine import Cgroups, read_file
 from rankspawn.options import START_METHODS, SpawnOptions, read_options
 from rankspawn.plan.devices import VENDORS, see_devices
 from rankspawn.plan.job import Job, RankSpec, make_plan, resolve
+from rankspawn.portable import has_proc, is_forced, missing_calls
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -180,12 +181,15 @@ def _limits(groups: Cgroups) -> Facts:
 
 def _system() -> Facts:
     """System calls and files that the supervision of workers relies on, and signals ignored."""
+    missing = missing_calls()
     return {
-        # Tried, not looked up: a container's seccomp profile may forbid what the kernel has.
-        "pidfd": _works(lambda: os.close(os.pidfd_open(os.getpid()))),
-        "memfd": _works(lambda: os.close(os.memfd_create("rankspawn-doctor"))),
+        "platform": sys.platform,
+        "pidfd": "pidfd_open" not in missing,
+        "memfd": "memfd_create" not in missing,
+        "missing_calls": missing,
+        "portable_forced": is_forced(),
         "sh": os.access("/bin/sh", os.X_OK),
-        "proc": os.path.exists("/proc/self/stat"),
+        "proc": has_proc(),
         "sigint_ignored": signal.getsignal(signal.SIGINT) is signal.SIG_IGN,
         "sigchld_ignored": signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN,
         "ptrace_scope": _read_number("/proc/sys/kernel/yama/ptrace_scope"),
@@ -240,15 +244,6 @@ def _disk(path: str | None) -> Facts | None:
         "free": usage.free,
         "writable": os.access(path, os.W_OK | os.X_OK),
     }
-
-
-def _works(attempt: Callable[[], object]) -> bool:
-    """Whether this Python has the call, and the kernel allows it."""
-    try:
-        attempt()
-    except (OSError, AttributeError):
-        return False
-    return True
 
 
 def _read_number(path: str) -> int | None:

@@ -59,15 +59,22 @@ def _of_forecast(forecast: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _of_system(system: dict[str, Any]) -> Iterator[Finding]:
-    for name, call in (("pidfd", "pidfd_open"), ("memfd", "memfd_create")):
-        if not system[name]:
-            yield Finding(
-                ERROR,
-                f"the system call {call} does not work here, and workers need it.",
-                "Use Linux 5.3 or later, and a sandbox or container profile that allows it.",
-            )
+    if system["missing_calls"] or system["portable_forced"]:
+        yield _of_calls(system["missing_calls"])
+    if system["platform"] != "linux":
+        yield Finding(
+            WARNING,
+            f"this is {system['platform']}, on which rankspawn has never been tested.",
+            "Use Linux for what matters; docs/reference.md says what is not promised elsewhere.",
+        )
     if not system["proc"]:
-        yield Finding(ERROR, "/proc is not mounted.", "Mount it: mount -t proc proc /proc")
+        yield Finding(
+            WARNING,
+            "there is no /proc: processes that workers start are not found, workers outlive a "
+            "killed parent, stacks of hanging ranks are not shown, and rankrun starts no job "
+            "whose nodes may change.",
+            "On Linux mount it: mount -t proc proc /proc",
+        )
     if not system["sh"]:
         yield Finding(
             WARNING,
@@ -86,6 +93,23 @@ def _of_system(system: dict[str, Any]) -> Iterator[Finding]:
             "SIGINT is ignored, as in background jobs of scripts: Ctrl-C has no effect.",
             "Stop such a program with SIGTERM.",
         )
+
+
+def _of_calls(missing: list[str]) -> Finding:
+    """What the portable way does not promise; the table is in ``docs/reference.md``."""
+    lost = (
+        "no fork server (forkserver starts fresh interpreters, preload has no effect), a thread "
+        "for each rank, outcomes and arguments in the temporary folder, large results copied, and "
+        "a copy of the parent that C code forks keeps workers of a killed parent alive."
+    )
+    if not missing:
+        return Finding(NOTE, f"RANKSPAWN_PORTABLE is set: {lost}", "Unset it for all promises.")
+    calls = f"the system calls {', '.join(missing)} do" if missing[1:] else f"{missing[0]} does"
+    return Finding(
+        WARNING,
+        f"{calls} not work here. spawn does without: {lost}",
+        "Use Linux 5.4 or later, and a sandbox or container profile that allows them.",
+    )
 
 
 def _of_limits(limits: dict[str, Any], ranks: int) -> Iterator[Finding]:

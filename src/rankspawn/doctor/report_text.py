@@ -96,6 +96,10 @@ def _limits(limits: dict[str, Any]) -> Iterator[str]:
             yield from _row(label, f"{_size(disk['free'])} of {_size(disk['total'])} free{place}")
 
 
+# Calls that are told by a shorter name, also if they work.
+_TOLD = ("pidfd_open", "memfd_create")
+
+
 def _starting(facts: dict[str, Any]) -> Iterator[str]:
     methods, system = facts["start_methods"], facts["system"]
     names = [
@@ -103,6 +107,7 @@ def _starting(facts: dict[str, Any]) -> Iterator[str]:
     ]
     yield from _row("start methods", ", ".join(names))
     parts = [f"{name} {'works' if system[name] else 'FAILS'}" for name in ("pidfd", "memfd")]
+    parts += [f"{call} FAILS" for call in system["missing_calls"] if call not in _TOLD]
     parts += [f"/bin/sh {'found' if system['sh'] else 'MISSING'}"]
     if system["ptrace_scope"]:
         parts.append(f"ptrace_scope {system['ptrace_scope']} (dump_stacks works all the same)")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rankspawn.launch.node import ThisNode
     from rankspawn.launch.pod import Ending, Pod
     from rankspawn.launch.session import Instruction, Session
+    from rankspawn.supervise.outcome import Outcome
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -185,7 +186,10 @@ class Agent:
             return False
         # Others may still need the servers of this node, if it has no more than those.
         only_serves = not pod.has_trainers and len(started.nodes) > 1
-        if pod.failures:
+        if pod.lost is not None:  # before the failures, which follow from it
+            self._told_failed = True
+            self._tell_loss(pod.lost, started)
+        elif pod.failures:
             self._told_failed = True
             self._tell_failure(pod.failures[0], started.generation)
         elif pod.is_empty:
@@ -206,6 +210,11 @@ class Agent:
             text=describe_cause(cause, lines, host=os.uname().nodename),
             brief=f"{cause.name} failed ({describe_end(cause.outcome)}), its log is {cause.log}",
         )
+
+    def _tell_loss(self, lost: Outcome, started: StartWorkers) -> None:
+        text = f"on {os.uname().nodename} {lost.evidence}"
+        code = exit_code_of(lost) or 1
+        self._session.failed(started.generation, exit_code=code, text=text, brief=text)
 
     def _end_pod(
         self, *, grace: float | None = None, only_helpers: bool = False, done: bool = False

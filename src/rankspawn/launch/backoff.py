@@ -20,7 +20,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 
 
 class Backoff:
-    """The pauses of one job.
+    """The pauses of a job on one machine; one on several has them in its state (``job_state``).
 
     Args:
         clock: Gives the time in seconds.
@@ -37,12 +37,26 @@ class Backoff:
 
     def pause(self) -> float:
         """Seconds to wait after a try that failed; 0 for none."""
-        is_short = self._clock() - self._began < LASTING
-        self._short_tries = self._short_tries + 1 if is_short else 1
-        if self._short_tries == 1:
-            return 0.0
-        # Bounded before it is shifted: a job may be restarted a million times.
-        return min(_LONGEST_PAUSE, _FIRST_PAUSE * (1 << min(self._short_tries - 2, 10)))
+        self._short_tries = count_tries(self._short_tries, self._clock() - self._began)
+        return pause_after(self._short_tries)
+
+
+def count_tries(before: int, lasted: float) -> int:
+    """How many tries have failed in a row, none of which lasted, or one that did.
+
+    Args:
+        before: The same before the last try.
+        lasted: Seconds from its start to its failure.
+    """
+    return before + 1 if lasted < LASTING else 1
+
+
+def pause_after(tries: int) -> float:
+    """Seconds to wait after so many failed tries; 0 for none."""
+    if tries <= 1:
+        return 0.0
+    # Bounded before it is shifted: a job may be restarted a million times.
+    return min(_LONGEST_PAUSE, _FIRST_PAUSE * (1 << min(tries - 2, 10)))
 
 
 def call_later(seconds: float, call: Callable[[], None]) -> Callable[[], None]:

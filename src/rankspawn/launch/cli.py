@@ -14,6 +14,7 @@ from rankspawn.interrupts import ImpatientError, Signals, join_patiently
 from rankspawn.launch.config import read_config
 from rankspawn.launch.flags import HelpRequest, UsageError, exit_code_of_error
 from rankspawn.launch.schedulers import fill
+from rankspawn.launch.scripts import settle_runner
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _configure(argv: Sequence[str]) -> LaunchConfig:
     """What was asked for, completed by the scheduler that we run under, if any."""
-    config = fill(read_config(argv, os.environ), os.environ)
+    config = settle_runner(fill(read_config(argv, os.environ), os.environ))
     logging.getLogger("rankspawn").setLevel(config.log_level)
     for note in config.notes:
         logger.warning("%s", note)
@@ -152,33 +153,21 @@ def _check_nodes(config: LaunchConfig) -> None:
 
 def _check_script(config: LaunchConfig) -> None:
     """Say in one line what each worker would say in its own log."""
-    if config.is_module:
-        return
-    if config.script.endswith(".py"):
-        if not os.path.exists(config.script):
-            raise FileNotFoundError(f"there is no script {config.script}")
-        # Elsewhere the one start tells, and this would only cost time.
-        if config.spans_machines or config.elastic_level == 1:
-            _check_syntax(config.script)
-        return
-    from rankspawn.workers.execution import check_program
+    runs_python = config.runs_python or config.runner == "run_path"
+    if runs_python and not os.path.exists(config.script):
+        raise FileNotFoundError(f"there is no script {config.script}")
+    main = os.path.join(config.script, "__main__.py")
+    if runs_python and os.path.isdir(config.script) and not os.path.exists(main):
+        raise FileNotFoundError(f"there is no __main__.py in the folder {config.script}")
+    if not runs_python and not config.is_module:
+        from rankspawn.workers.execution import check_program
 
-    check_program(config.command(sys.executable))
+        check_program(config.command(sys.executable))
+    # Elsewhere the one start tells, and this would only cost time.
+    elif config.spans_machines or config.elastic_level == 1:
+        from rankspawn.launch.first_line import check_first_line
 
-
-def _check_syntax(script: str) -> None:
-    """Refuse a script that no start, and no restart, brings to its first line."""
-    import warnings
-
-    try:
-        with open(script, "rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the worker's own matter
-            compile(file.read(), script, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        from traceback import format_exception_only
-
-        told = "".join(format_exception_only(error)).rstrip()
-        raise OSError(f"{script} cannot be run, so nothing is started:\n{told}") from error
+        check_first_line(config)
 
 
 def _say_goodbye(result: JobResult, agent: Agent, ending: int | None) -> None:

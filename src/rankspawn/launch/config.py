@@ -1,21 +1,21 @@
 """What was asked for: the command line and the variables, as one frozen value.
 
-Pure. For each flag the command line wins over its ``PADDLE_*`` variable, and that over the
-default. Nothing after the script's name is looked at.
+Pure. For each flag the command line wins over its ``PADDLE_*`` variable, that over torchrun's
+``PET_*``, and that over the default. Nothing after the script's name is looked at.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rankspawn.launch.flags import (
-    FLAGS,
-    IPU_FLAGS,
-    Flag,
-    UsageError,
+from rankspawn.launch.command_line import (
+    all_flags,
+    read_torchruns_variables,
     read_variables,
     split_flags,
 )
+from rankspawn.launch.flags import IPU_FLAGS, UsageError
+from rankspawn.launch.merging import COLLECTIVE, merge, set_device_type
 from rankspawn.plan.devices import VENDORS
 from rankspawn.plan.environ import WORKER_VARIABLE
 from rankspawn.plan.topology import FIRST_PORT, plain
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-COLLECTIVE, PS, HETER, IPU = "collective", "ps", "ps-heter", "ipu"
+    from rankspawn.launch.torchrun import Streams
+
+PS, HETER, IPU = "ps", "ps-heter", "ipu"
+_RPC = "rpc"  # a collective job whose workers are told more
 # Seconds without a sign of life after which a node is given up. Where that ends the job, it has to
 # outlast a switch that reboots; where the others go on, what is lost is a restart.
 _FIXED_TIMEOUT, _ELASTIC_TIMEOUT = 30.0, 10.0
@@ -56,6 +59,15 @@ class LaunchConfig:
         devices: Selected ids; None for whatever there is.
         devices_name: The flag or variable that selected them.
         device_type: ``gpu``, ``xpu``, ``npu``, ``cpu`` …; None for whatever there is.
+        runner: How the script is run: ``program`` or ``run_path``; else by what it is.
+        streams: Where each stream goes, and that each has a file of its own; None for one log.
+        role: The workers' name in prefixes.
+        run_name: What the workers are told as the name of the run; None for one of our own.
+        own_devices: Each worker sees its own device only, and is local rank 0.
+        first_port: The port of the first worker of a job on one node; None for a free one.
+        numa_binding: How workers are bound to CPUs.
+        rpc: The workers are told what Paddle's RPC reads.
+        agent_store: torch's store is hosted beside the workers, not by the first of them.
         heter_workers: Endpoints of all stages one after the other; ``heter_worker_num`` has how
             many there are in each.
         given: Fields that a flag or a variable filled, so that a scheduler fills others only.
@@ -65,6 +77,7 @@ class LaunchConfig:
     script: str
     script_args: tuple[str, ...] = ()
     is_module: bool = False
+    runner: str = ""
     # It may hold the password of an etcd.
     master: str | None = field(default=None, repr=False)
     etcd_ca: str | None = None
@@ -101,6 +114,14 @@ class LaunchConfig:
     gloo_port: int = 6767
     with_gloo: bool = True
     ipu: IpuConfig | None = None
+    streams: Streams | None = None
+    role: str = "default"
+    run_name: str | None = None
+    own_devices: bool = False
+    first_port: int | None = None
+    numa_binding: str | None = None
+    rpc: bool = False
+    agent_store: bool = False
     given: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
@@ -120,25 +141,33 @@ class LaunchConfig:
         """What each worker executes; Python unbuffered, so that logs are complete."""
         if self.is_module:
             return (python, "-u", "-m", self.script, *self.script_args)
-        if self.script.endswith(".py"):
+        if self.runner == "run_path":
+            return (python, "-u", "-c", _RUN_PATH, self.script, *self.script_args)
+        if self.runs_python:
             return (python, "-u", self.script, *self.script_args)
         return (self.script, *self.script_args)
 
+    @property
+    def runs_python(self) -> bool:
+        """Whether the script is run by Python, and no program by itself."""
+        return self.runner == "python" or (not self.runner and self.script.endswith(".py"))
 
+
+# Without the script's folder among those of modules, as runpy has it.
+_RUN_PATH = (
+    "import sys, runpy; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], None, '__main__')"
+)
+
+
+_COLLECTIVE_ONLY = {
+    "streams": "how torchrun shows streams and lays logs",
+    "numa_binding": "--numa_binding",
+    "own_devices": "--virtual_local_rank",
+    "agent_store": "--agent_store",
+}
 # In a worker of ours these describe the job that it belongs to; a launch inside of it is a
 # matter of this machine alone.
 _OF_OUTER_JOB = frozenset({"PADDLE_MASTER", "PADDLE_NNODES", "PADDLE_LOG_DIR", "POD_IP"})
-# Of each pair one is enough, and with --run_mode collective none has a meaning. What a variable
-# says of one gives way to the other on the command line.
-_RIVALS = {
-    "servers": "server_num",
-    "server_num": "servers",
-    "trainers": "trainer_num",
-    "trainer_num": "trainers",
-    "heter_workers": "heter_worker_num",
-    "heter_worker_num": "heter_workers",
-}
-_TYPE_OF_FLAG = {"gpus": "gpu", "selected_gpus": "gpu", "xpus": "xpu", "npus": "npu"}
 
 
 def read_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig:
@@ -152,12 +181,17 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig
         UsageError: A flag is unknown, a value is impossible, two of them contradict each other,
             or the script is missing.
     """
-    table = [flag for group in FLAGS.values() for flag in group]
+    table = all_flags()
     from_line, words = split_flags(argv, table)
-    ignored = _OF_OUTER_JOB if WORKER_VARIABLE in environ else frozenset()
-    from_environ = read_variables(environ, table, ignored=ignored)
+    in_worker = WORKER_VARIABLE in environ
+    from_environ = read_variables(
+        environ, table, ignored=_OF_OUTER_JOB if in_worker else frozenset()
+    )
+    # A look at the names first: most starts have none of them.
+    has_pet = not in_worker and any(name.startswith("PET_") for name in environ)
+    from_pet = read_torchruns_variables(environ, table) if has_pet else {}
     try:
-        values, notes = _merge(from_line, from_environ)
+        values, notes = merge(from_line, from_environ, from_pet, environ)
         values |= _read_script(words, values)
         values = _settle(values, notes)
     except UsageError:
@@ -167,65 +201,14 @@ def read_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig
     return LaunchConfig(**values, notes=tuple(notes))
 
 
-def _merge(
-    from_line: Mapping[str, tuple[Flag, str]], from_environ: Mapping[str, tuple[Flag, str]]
-) -> tuple[dict[str, Any], list[str]]:
-    """Field to value, the command line's before a variable's."""
-    values: dict[str, Any] = {}
-    notes: list[str] = []
-    for found, is_line in ((from_line, True), (from_environ, False)):
-        of_line = dict(values)
-        origins: dict[str, str] = {}
-        for flag, text in found.values():
-            if flag.field in of_line or _is_overruled(flag.field, text, of_line):
-                continue
-            origin = flag.written if is_line else flag.variable
-            if flag.field in origins:
-                other = origins[flag.field]
-                both = "both select devices" if flag.field == "devices" else "mean the same"
-                raise UsageError(f"{other} and {origin} {both}: give only one of them")
-            origins[flag.field] = origin
-            value = flag.read(origin, text)
-            if flag.field == "device_type":
-                _set_device_type(values, str(value), origin)
-            values[flag.field] = value
-            if flag.field == "devices":
-                values["devices_name"] = origin
-            if flag.name in _TYPE_OF_FLAG:
-                _set_device_type(values, _TYPE_OF_FLAG[flag.name], origin)
-            if flag.deprecated:
-                notes.append(f"{origin} is deprecated: use {flag.deprecated}")
-    return values, notes
-
-
-def _is_overruled(field: str, text: str, of_line: Mapping[str, Any]) -> bool:
-    """Whether the command line says something that leaves this variable without a meaning."""
-    if field in _RIVALS:
-        return _RIVALS[field] in of_line or of_line.get("run_mode") == COLLECTIVE
-    if field == "run_mode":
-        return text.strip() == COLLECTIVE and not _RIVALS.keys().isdisjoint(of_line)
-    return field == "devices" and of_line.get("device_type") == "cpu"
-
-
-def _set_device_type(values: dict[str, Any], device_type: str, origin: str) -> None:
-    other = values.setdefault("device_type", device_type)
-    if other != device_type:
-        raise UsageError(
-            f"{origin} means devices of type {device_type}, but another flag or variable means "
-            f"{other}"
-        )
-
-
 def _read_script(words: list[str], values: Mapping[str, Any]) -> dict[str, Any]:
     """The program and its arguments; with ``ipu`` in its place, what that means."""
+    if not words and values.get("is_module"):
+        raise UsageError("-m needs the name of a module: rankrun [flags] -m package.module")
     if not words:
         raise UsageError(
             "the script is missing: rankrun [flags] script.py [arguments of the script]"
         )
-    if words[0] == "-m":
-        if len(words) < 2:
-            raise UsageError("-m needs the name of a module: rankrun [flags] -m package.module")
-        return {"script": words[1], "script_args": tuple(words[2:]), "is_module": True}
     if words[0] == IPU:
         return _read_ipu(words[1:], values)
     return {"script": words[0], "script_args": tuple(words[1:])}
@@ -262,9 +245,16 @@ def _settle(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     settled["node_rank"] = settled.pop("rank", -1)
     counts = settled.pop("nnodes", None)
     settled |= _worker_count(settled)
+    settled |= _first_devices(settled, notes)
     settled |= _nodes(settled, counts)
     settled |= _stages(settled)
     settled["run_mode"] = _run_mode(settled)
+    if settled["run_mode"] == _RPC:
+        settled |= {"run_mode": COLLECTIVE, "rpc": True}
+    for name, words in _COLLECTIVE_ONLY.items():
+        if name in values and settled["run_mode"] != COLLECTIVE:
+            settled.pop(name)
+            notes.append(f"{words} has no effect with --run_mode {settled['run_mode']}")
     is_elastic = settled["min_nodes"] < settled["max_nodes"]
     if is_elastic or values.get("elastic_level", -1) >= 0:
         settled.setdefault("node_timeout", _ELASTIC_TIMEOUT)
@@ -288,8 +278,20 @@ def _worker_count(values: dict[str, Any]) -> dict[str, Any]:
                 f"--nproc_per_node {count}: give a number, auto, or a type of device, one of "
                 + ", ".join(known)
             )
-        _set_device_type(values, count, f"--nproc_per_node {count}")
+        set_device_type(values, count, f"--nproc_per_node {count}")
     return {"nproc_per_node": None}
+
+
+def _first_devices(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """As many of the selected devices as there are workers, as Paddle's launcher takes them."""
+    devices, count = values.get("devices"), values.get("nproc_per_node")
+    if devices is None or count is None or len(devices) <= count:
+        return {}
+    used = devices[:count]
+    notes.append(
+        f"of {values['devices_name']} {','.join(used)} is used, for --nproc_per_node {count}"
+    )
+    return {"devices": used}
 
 
 def _nodes(values: Mapping[str, Any], counts: tuple[int, int] | None) -> dict[str, Any]:
@@ -327,7 +329,8 @@ def _run_mode(values: Mapping[str, Any]) -> str:
         name for name in ("servers", "server_num", "trainers", "trainer_num") if name in values
     ]
     mode = str(values.get("run_mode") or (HETER if heter else PS if servers else COLLECTIVE))
-    useless = {COLLECTIVE: [*heter, *servers], IPU: [*heter, *servers], PS: heter}.get(mode, [])
-    if useless:
-        raise UsageError(f"--{useless[0]} has no meaning with --run_mode {mode}")
+    useless = {COLLECTIVE: [*heter, *servers], IPU: [*heter, *servers], PS: heter}
+    useless[_RPC] = useless[COLLECTIVE]
+    if useless.get(mode):
+        raise UsageError(f"--{useless[mode][0]} has no meaning with --run_mode {mode}")
     return mode

@@ -12,11 +12,12 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-RUN_MODES = ("collective", "ps", "ps-heter")
+RUN_MODES = ("collective", "ps", "ps-heter", "rpc")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _LEAST_SILENCE, _MOST_SILENCE = 2, 120
 _YES = ("1", "true", "yes", "on")
 _NO = ("0", "false", "no", "off")
+BINDINGS = ("node", "socket", "exclusive", "core-complex")
 
 
 def text(origin: str, given: str) -> str:
@@ -161,6 +162,74 @@ def stage_counts(origin: str, given: str) -> tuple[int, ...]:
 def stage_devices(origin: str, given: str) -> tuple[str, ...]:
     """A device type for each stage; semicolons stand between stages."""
     return tuple(identifier(origin, stage.strip()) for stage in given.split(";"))
+
+
+def backend(origin: str, given: str) -> str:
+    """A rendezvous of torchrun's that has a counterpart."""
+    return _one_of(origin, given.strip().lower(), ("c10d", "static", "etcd", "etcd-v2"))
+
+
+def start_method(origin: str, given: str) -> str:
+    """One of multiprocessing's."""
+    return _one_of(origin, given.strip(), ("spawn", "fork", "forkserver"))
+
+
+def numa(origin: str, given: str) -> str:
+    """How workers are bound to CPUs."""
+    return _one_of(origin, given.strip(), BINDINGS)
+
+
+def settings(origin: str, given: str) -> dict[str, str]:
+    """``key=value`` entries, as a comma list."""
+    found: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in given.split(","))):
+        key, equals, value = entry.partition("=")
+        if not key.strip() or not equals:
+            raise ValueError(f"{origin}: {entry!r} is no key=value, such as join_timeout=60")
+        found[key.strip()] = value.strip()
+    return found
+
+
+def streams(origin: str, given: str) -> int | dict[int, int]:
+    """Standard output (1), error (2), both (3) or none (0), of all local ranks or of some."""
+    entries = [entry.partition(":") for entry in given.strip().split(",")]
+    try:
+        if len(entries) == 1 and not entries[0][1]:
+            return _stream(entries[0][0])
+        return {int(rank): _stream(value) for rank, _, value in entries}
+    except ValueError:
+        raise ValueError(
+            f"{origin}={given!r}: write 0, 1 (stdout), 2 (stderr) or 3 (both), or that for some "
+            "local ranks, such as 0:1,1:3"
+        ) from None
+
+
+def _stream(digits: str) -> int:
+    if digits not in ("0", "1", "2", "3"):
+        raise ValueError(digits)
+    return int(digits)
+
+
+def ranks(origin: str, given: str) -> frozenset[int]:
+    """Numbers of local ranks, as a comma list."""
+    return frozenset(number(0)(origin, entry) for entry in given.split(","))
+
+
+def patterns(origin: str, given: str) -> tuple[str, ...]:  # noqa: ARG001 - as all of them
+    """Parts of lines, as a comma list; a comma within one is written twice."""
+    parts = given.replace(",,", "\0").split(",")
+    return tuple(part.replace("\0", ",") for part in parts if part)
+
+
+def signals(origin: str, given: str) -> tuple[str, ...]:
+    """Names of signals, as a comma list."""
+    import signal
+
+    names = tuple(name.strip() for name in given.split(","))
+    for name in names:
+        if name not in signal.Signals.__members__:
+            raise ValueError(f"{origin}: {name!r} is no signal, such as SIGTERM")
+    return names
 
 
 def _one_of(origin: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -1,18 +1,16 @@
-"""The flags of ``rankrun`` as a table: name, variable, reader, default, one line of help.
+"""The flags of ``rankrun`` as a table: name, whose word it is, variable, reader, one line of help.
 
-Pure. A flag may be written with dashes or underscores, as ``--flag value`` or ``--flag=value``;
-the first word that is no flag is the script, and nothing after it is looked at.
+Pure. :mod:`~rankspawn.launch.command_line` reads a command line by it, and makes ``--help`` of it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rankspawn.launch import flag_values as read
+from rankspawn.option_values import HIGHEST_PORT
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
 
 # Exit codes, as shells have them.
@@ -40,7 +38,11 @@ class HelpRequest(Exception):
         self.text = text
 
 
-@dataclass(frozen=True, slots=True)
+PADDLE, TORCHRUN = "paddle", "torchrun"
+_BOTH = (PADDLE, TORCHRUN)
+_OURS: tuple[str, ...] = ()
+
+
 class Flag:
     """A flag of the command line, and how its value is read.
 
@@ -51,15 +53,47 @@ class Flag:
         sets: The field that it fills; several flags may fill the same.
         deprecated: What to write instead.
         is_switch: It may stand without a value, and then means yes.
+        is_bare: It never has a value, as torchrun's switches.
+        of: The launchers that have it; nobody else, if it is ours alone.
+        letter: Its short form, without the dash.
+        begins: A word of torchrun's that begins with this one, which torchrun takes it for.
+        instead: What is done in its place; then it has no effect, and this is said.
     """
 
-    name: str
-    read: Callable[[str, str], object]
-    help: str
-    sets: str = ""
-    other_variable: str = ""
-    deprecated: str = ""
-    is_switch: bool = False
+    # No dataclass: what makes one takes longer than the whole table.
+    __slots__ = (
+        *("name", "read", "help", "sets", "other_variable", "deprecated", "is_switch"),
+        *("is_bare", "of", "letter", "begins", "instead"),
+    )
+
+    def __init__(
+        self,
+        name: str,
+        read: Callable[[str, str], object],
+        help_: str,
+        sets: str = "",
+        *,
+        other_variable: str = "",
+        deprecated: str = "",
+        is_switch: bool = False,
+        is_bare: bool = False,
+        of: tuple[str, ...] = (PADDLE,),
+        letter: str = "",
+        begins: str = "",
+        instead: str = "",
+    ) -> None:
+        self.name: str = name
+        self.read: Callable[[str, str], object] = read
+        self.help: str = help_
+        self.sets: str = sets
+        self.other_variable: str = other_variable
+        self.deprecated: str = deprecated
+        self.is_switch: bool = is_switch
+        self.is_bare: bool = is_bare
+        self.of: tuple[str, ...] = of
+        self.letter: str = letter
+        self.begins: str = begins
+        self.instead: str = instead
 
     @property
     def field(self) -> str:
@@ -69,12 +103,35 @@ class Flag:
     @property
     def variable(self) -> str:
         """The variable that is read where the flag is absent."""
+        if self.of == (TORCHRUN,):
+            return self.torchruns_variable
         return self.other_variable or f"PADDLE_{self.name.upper()}"
+
+    @property
+    def torchruns_variable(self) -> str:
+        """The variable that torchrun reads where the flag is absent."""
+        return f"PET_{self.name.upper()}"
 
     @property
     def written(self) -> str:
         """The flag as it is written on the command line."""
         return f"--{self.name}"
+
+
+def _torchruns(
+    name: str,
+    reader: Callable[[str, str], object],
+    help_: str,
+    letter: str = "",
+    *,
+    sets: str = "",
+    instead: str = "",
+) -> Flag:
+    """A word that torchrun alone has; its switches never have a value."""
+    bare = reader is read.switch
+    return Flag(
+        name, reader, help_, sets, is_bare=bare, of=(TORCHRUN,), letter=letter, instead=instead
+    )
 
 
 # Grouped as `rankrun --help` shows them.
@@ -85,12 +142,18 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             read.workers,
             "workers on this node: a number, or `cpu`, `gpu` … for one each; "
             "without it one per device, or per CPU",
+            of=_BOTH,
         ),
         Flag("devices", read.ids, "ids of the devices to use, such as 0,1; as the mask has them"),
         Flag("gpus", read.ids, "the same, and they are GPUs", "devices"),
         Flag("xpus", read.ids, "the same for Kunlun XPUs", "devices"),
         Flag("npus", read.ids, "the same for Ascend NPUs", "devices"),
-        Flag("device_type", read.identifier, "type of the devices: gpu, xpu, npu, mlu, … or cpu"),
+        Flag(
+            "device_type",
+            read.identifier,
+            "type of the devices: gpu, xpu, npu, mlu, … or cpu",
+            of=_OURS,
+        ),
         Flag("selected_gpus", read.ids, "", "devices", deprecated="--gpus"),
     ),
     "many machines": (
@@ -98,6 +161,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "nnodes",
             read.node_counts,
             "number of nodes (1), or the fewest and the most, such as 2:4, for an elastic job",
+            of=_BOTH,
         ),
         Flag(
             "master",
@@ -105,9 +169,9 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "where they meet: host:port, http://host:port or etcd://host:port[,host:port…]; "
             "etcds:// is etcd over TLS",
         ),
-        Flag("etcd_ca", read.text, "file with the authority of the etcd's certificates"),
-        Flag("etcd_cert", read.text, "file with this client's certificate for the etcd"),
-        Flag("etcd_key", read.text, "file with the key of that certificate"),
+        Flag("etcd_ca", read.text, "file with the authority of the etcd's certificates", of=_OURS),
+        Flag("etcd_cert", read.text, "file with this client's certificate for the etcd", of=_OURS),
+        Flag("etcd_key", read.text, "file with the key of that certificate", of=_OURS),
         Flag("rank", read.number(-1), "rank of this node; -1, the default, has it assigned"),
         Flag(
             "host",
@@ -122,12 +186,14 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         ),
         Flag("job_id", read.text, "name of the job (default)"),
         Flag("ips", read.addresses, "", deprecated="--nnodes and --master"),
+        Flag("cluster_node_ips", read.addresses, "", "ips", deprecated="--nnodes and --master"),
     ),
     "failures": (
         Flag(
             "max_restart",
             read.number(0),
             "restarts after failed workers and lost nodes, in all (3)",
+            begins="max_restarts",
         ),
         Flag(
             "elastic_level",
@@ -139,18 +205,22 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "elastic_timeout", read.seconds, "seconds to wait for more nodes than the fewest (30)"
         ),
         Flag(
-            "join_timeout", read.seconds, "seconds to wait for the fewest nodes at the start (600)"
+            "join_timeout",
+            read.seconds,
+            "seconds to wait for the fewest nodes at the start (600)",
+            of=_OURS,
         ),
         Flag(
             "node_timeout",
             read.node_timeout,
             "seconds without a sign of life after which a node counts as dead (30; 10 in a job "
             "that goes on without it)",
+            of=_OURS,
         ),
-        Flag("grace_period", read.seconds, "seconds between SIGTERM and SIGKILL (10)"),
+        Flag("grace_period", read.seconds, "seconds between SIGTERM and SIGKILL (10)", of=_OURS),
     ),
     "output": (
-        Flag("log_dir", read.text, "folder of the workers' logs (log)"),
+        Flag("log_dir", read.text, "folder of the workers' logs (log)", of=_BOTH),
         Flag("log_level", read.level, "DEBUG, INFO (the default), WARNING, ERROR or CRITICAL"),
         Flag(
             "log_overwrite",
@@ -160,7 +230,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         ),
     ),
     "parameter servers": (
-        Flag("run_mode", read.run_mode, "collective (the default), ps or ps-heter"),
+        Flag("run_mode", read.run_mode, "collective (the default), ps, ps-heter or rpc"),
         Flag("server_num", read.number(1), "servers on this node"),
         Flag("trainer_num", read.number(1), "trainers on this node"),
         Flag(
@@ -187,6 +257,84 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("with_gloo", read.switch, "use gloo between them (yes)", is_switch=True),
         Flag("workers", read.endpoints, "", "trainers", deprecated="--trainers"),
         Flag("worker_num", read.number(1), "", "trainer_num", deprecated="--trainer_num"),
+        Flag("http_port", read.port, "", "gloo_port", deprecated="--gloo_port"),
+    ),
+    "how the script is run": (
+        Flag(
+            "module",
+            read.switch,
+            "the script is the name of a module, as with python -m",
+            "is_module",
+            other_variable="PET_MODULE",
+            is_bare=True,
+            of=_BOTH,
+            letter="m",
+        ),
+        Flag(
+            "agent_store",
+            read.switch,
+            "torch's store is hosted beside the workers, as torchrun does, not by rank 0",
+            is_switch=True,
+            of=_OURS,
+        ),
+        _torchruns("no_python", read.switch, "the script is a program, also if it ends in .py"),
+        _torchruns("run_path", read.switch, "the script is run by runpy.run_path"),
+    ),
+    "torchrun's words for the above": (
+        _torchruns("standalone", read.switch, "one node, whatever else is said of nodes"),
+        _torchruns("rdzv_backend", read.backend, "c10d and static: --master; etcd, etcd-v2: etcd"),
+        _torchruns("rdzv_endpoint", read.text, "where nodes meet, as --master"),
+        _torchruns("rdzv_id", read.text, "name of the job, as --job_id"),
+        _torchruns("rdzv_conf", read.settings, "timeouts of the meeting, as key=value,key=value"),
+        _torchruns("node_rank", read.number(0), "rank of this node, as --rank"),
+        _torchruns("master_addr", read.address, "host of --master"),
+        _torchruns("master_port", read.number(0, HIGHEST_PORT), "port of --master"),
+        _torchruns("local_addr", read.address, "address of this node, as --host", sets="host"),
+        _torchruns("max_restarts", read.number(0), "--elastic_level 1 and --max_restart"),
+        _torchruns(
+            "shutdown_timeout", read.seconds, "the same as --grace_period", sets="grace_period"
+        ),
+        _torchruns("role", read.text, "name of the workers in prefixes, and ROLE_NAME (default)"),
+        _torchruns(
+            "virtual_local_rank", read.switch, "each sees its device alone, as local rank 0"
+        ),
+        _torchruns(
+            "redirects",
+            read.streams,
+            "what goes to files alone: 1 stdout, 2 stderr, 3; 0:1,1:3",
+            "r",
+        ),
+        _torchruns("tee", read.streams, "what is shown with prefixes, in the same words", "t"),
+        _torchruns("local_ranks_filter", read.ranks, "whose output is shown, as 0,1; others' not"),
+        _torchruns("duplicate_stdout_filters", read.patterns, "lines that go to a file as well"),
+        _torchruns("duplicate_stderr_filters", read.patterns, "the same for the standard error"),
+        _torchruns("numa_binding", read.numa, "CPUs of each worker: node, socket, exclusive, …"),
+        _torchruns("monitor_interval", read.seconds, "", instead="ends are noticed at once"),
+        _torchruns("start_method", read.start_method, "", instead="each worker is executed"),
+        _torchruns("event_log_handler", read.text, "", instead="events are told on stderr"),
+        _torchruns("logs_specs", read.text, "", instead="the logs are as --log_dir says"),
+        _torchruns(
+            "signals_to_handle",
+            read.signals,
+            "",
+            instead="SIGINT, SIGTERM and SIGHUP end the job, SIGUSR1 and SIGUSR2 are passed on",
+        ),
+    ),
+    "Paddle's words for the above": (
+        Flag("backend", read.text, "gloo is --device_type cpu, nccl gpu, bkcl xpu"),
+        Flag("use_paddlecloud", read.switch, "nodes are those of PADDLE_TRAINERS", is_bare=True),
+        Flag("legacy", read.switch, "", is_switch=True, instead="there is one launcher only"),
+        Flag(
+            "sort_ip",
+            read.switch,
+            "",
+            is_switch=True,
+            instead="nodes are ranked as they come, or by --rank",
+        ),
+        Flag("enable_gpu_log", read.switch, "", is_switch=True, instead="no log of GPUs is kept"),
+        Flag("auto_parallel_config", read.text, "", instead="the script has to read it"),
+        Flag("auto_cluster_config", read.text, "", instead="no cluster is described to workers"),
+        Flag("auto_tuner_json", read.text, "", instead="the script is run once, as it is"),
     ),
 }
 
@@ -198,116 +346,3 @@ IPU_FLAGS: tuple[Flag, ...] = (
     Flag("ipu_partition", read.text, "name of the partition"),
     Flag("vipu_server", read.text, "address of the V-IPU server"),
 )
-
-# What people write who come from elsewhere, where no name of ours means the same.
-_ELSEWHERE = {
-    "max_restarts": "torchrun's --max-restarts N is `--elastic_level 1 --max_restart N` here",
-    "node_rank": "the rank of a node is --rank here",
-    "rdzv_endpoint": "the place where nodes meet is --master host:port here",
-    "rdzv_backend": "--master says it: host:port, or etcd://host:port",
-    "rdzv_id": "the name of a job is --job_id here",
-    "rdzv_conf": "there is no such setting; see --master, --elastic_timeout and --job_id",
-    "standalone": "it is not needed: on one machine nothing has to be set up, and ports are free",
-    "master_addr": "write --master host:port",
-    "master_port": "write --master host:port",
-    "local_addr": "this node's address is --host here",
-    "shutdown_timeout": "the time between SIGTERM and SIGKILL is --grace_period here",
-    "no_python": "it is not needed: what does not end in .py is executed as it is",
-    "backend": "the devices decide; for the CPU write --device_type cpu",
-    "legacy": "there is one launcher only",
-}
-
-
-def split_flags(
-    argv: Sequence[str], flags: Sequence[Flag]
-) -> tuple[dict[str, tuple[Flag, str]], list[str]]:
-    """The flags at the beginning of a command line, and what follows them.
-
-    Returns:
-        From the name of each flag to it and its text, the last one if it was repeated; and the
-        words from the first one on that is no flag.
-
-    Raises:
-        UsageError: A flag is not known, or its value is missing.
-    """
-    by_name = {flag.name: flag for flag in flags}
-    found: dict[str, tuple[Flag, str]] = {}
-    words = list(argv)
-    while words and words[0].startswith("-") and words[0] != "-":
-        word = words.pop(0)
-        if word == "--":
-            break
-        if word == "-m":
-            words.insert(0, word)
-            break
-        if word in ("-h", "--help"):
-            raise HelpRequest(help_text())
-        if word == "--version":
-            from rankspawn import __version__
-
-            raise HelpRequest(f"rankspawn {__version__}")
-        name, equals, text = word.lstrip("-").partition("=")
-        flag = by_name.get(name.replace("-", "_"))
-        if flag is None or not word.startswith("--"):
-            raise UsageError(_unknown(word, by_name))
-        if not equals:
-            text = _take_value(flag, words)
-        found[flag.name] = (flag, text)
-    return found, words
-
-
-def read_variables(
-    environ: Mapping[str, str], flags: Sequence[Flag], *, ignored: frozenset[str]
-) -> dict[str, tuple[Flag, str]]:
-    """The flags that variables stand for; an empty variable is none."""
-    return {
-        flag.name: (flag, environ[flag.variable])
-        for flag in flags
-        if environ.get(flag.variable, "").strip() and flag.variable not in ignored
-    }
-
-
-def help_text() -> str:
-    """All flags, with their variables."""
-    from textwrap import fill
-
-    lines = [
-        "usage: rankrun [flags] script.py [arguments of the script]",
-        "       rankrun [flags] -m package.module [arguments]",
-        "       rankrun [flags] program [arguments]",
-        "",
-        "Runs a script once per device, on this machine or on many. Dashes and underscores both",
-        "work; the command line wins over the variable that stands beside a flag.",
-    ]
-    for title, flags in FLAGS.items():
-        lines += ["", f"{title}:"]
-        for flag in flags:
-            if not flag.deprecated:
-                lines.append(f"  {flag.written}  ({flag.variable})")
-                indent = " " * 6
-                lines.append(fill(flag.help, 96, initial_indent=indent, subsequent_indent=indent))
-    return "\n".join(lines)
-
-
-def _take_value(flag: Flag, words: list[str]) -> str:
-    """The value that follows a flag, taken from the words."""
-    if flag.is_switch:
-        return words.pop(0) if words and read.is_switch_word(words[0]) else "yes"
-    if not words or words[0].startswith("--"):
-        follows = f"{words[0]} follows" if words else "nothing follows"
-        raise UsageError(f"{flag.written} needs a value, but {follows}: {flag.help}")
-    return words.pop(0)
-
-
-def _unknown(word: str, by_name: Mapping[str, Flag]) -> str:
-    """What to say about a flag that does not exist."""
-    name = word.lstrip("-").partition("=")[0].replace("-", "_")
-    if name in _ELSEWHERE:
-        return f"there is no flag {word.partition('=')[0]}: {_ELSEWHERE[name]}"
-    # Imported here: difflib is needed on the way to an error only.
-    from difflib import get_close_matches
-
-    nearest = get_close_matches(name, list(by_name), n=1, cutoff=0.5)
-    hint = f"did you mean --{nearest[0]}?" if nearest else "see `rankrun --help`"
-    written = word.partition("=")[0]
-    return f"there is no flag {written}: {hint} (flags of the script stand after the script)"

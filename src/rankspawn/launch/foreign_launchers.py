@@ -1,4 +1,4 @@
-"""What ``mpirun``, and what torchrun's variables, say about the nodes of a job.
+"""What ``mpirun``, and what torch's variables, say about the nodes of a job.
 
 Pure. Read as a scheduler's variables are: flags win, each one by itself.
 
@@ -7,21 +7,21 @@ there are: Open MPI in ``OMPI_COMM_WORLD_*``, MPICH and Intel's in ``PMI_*``; PM
 number only. None says where they meet, so that has to be given, unless a Slurm allocation tells.
 Several copies on one machine may be as many nodes, or too many launchers: that is refused.
 
-Kubeflow, and who prepares a machine for torchrun, sets ``PET_*``, one for each flag of torchrun.
-Older versions of Kubeflow set ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, as
+Kubeflow sets torchrun's ``PET_*``, which are read as its flags are, in ``torchrun``.
+Its older versions set ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``, as
 torch reads them, in each pod. They are taken for those of nodes where they cannot be those of one
 process: nothing says which rank on its machine it is, and the master is on another machine.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from rankspawn.launch.flag_values import node_counts, workers
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.scheduler_values import (
     agrees,
     number_of,
+    outside_pod,
     port_of,
     port_of_job,
     with_note,
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from rankspawn.launch.config import LaunchConfig
 
-# torchrun's own.
-_MASTER_PORT, _ENDPOINT_PORT = 29500, 29400
 # What torchrun tells its workers, and nobody tells a machine.
 _OF_A_PROCESS = ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
 
@@ -132,66 +130,6 @@ def _refuse_many_copies(environ: Mapping[str, str], name: str) -> None:
         )
 
 
-def fill_from_torchrun(config: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig | None:
-    """The configuration, completed from ``PET_*``; None if they say nothing about nodes.
-
-    Raises:
-        UsageError: One has no sense, or one that is needed is missing.
-    """
-    if not environ.get("PET_NNODES"):
-        return None
-    try:
-        low, high = node_counts("PET_NNODES", environ["PET_NNODES"])
-        filled = _torchrun_workers(config, environ)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if "nnodes" not in config.given:
-        filled |= {"min_nodes": low, "max_nodes": high}
-        config = replace(config, min_nodes=low, max_nodes=high)
-    elif not agrees(config, high):
-        return config
-    if config.max_nodes > 1:
-        if "master" not in config.given:
-            filled["master"] = _torchrun_master(environ)
-        if "job_id" not in config.given and environ.get("PET_RDZV_ID"):
-            filled["job_id"] = environ["PET_RDZV_ID"]
-        named = environ.get("PET_NODE_RANK") and not config.is_elastic
-        if "node_rank" not in config.given and named:
-            rank = number_of(environ, "PET_NODE_RANK")
-            filled["node_rank"] = _below(rank, high, "PET_NODE_RANK")
-    return with_note(config, filled, "PET_* variables, which are torchrun's")
-
-
-def _torchrun_workers(config: LaunchConfig, environ: Mapping[str, str]) -> dict[str, object]:
-    """``PET_NPROC_PER_NODE``, where nothing else says which workers there are."""
-    told = {"nproc_per_node", "devices", "device_type"} & config.given
-    if told or config.run_mode != "collective" or not environ.get("PET_NPROC_PER_NODE"):
-        return {}
-    count = workers("PET_NPROC_PER_NODE", environ["PET_NPROC_PER_NODE"])
-    if isinstance(count, int):
-        return {"nproc_per_node": count}
-    return {} if count == "auto" else {"device_type": count}
-
-
-def _torchrun_master(environ: Mapping[str, str]) -> str:
-    endpoint = environ.get("PET_RDZV_ENDPOINT", "").strip()
-    if endpoint:
-        if environ.get("PET_RDZV_BACKEND", "").startswith("etcd"):
-            return f"etcd://{endpoint}"
-        host, colon, port = endpoint.rpartition(":")
-        has_port = colon and port.isdecimal() and not endpoint.endswith("]")
-        return endpoint if has_port and host else join(endpoint.strip("[]"), _ENDPOINT_PORT)
-    for prefix in ("PET_", ""):
-        if environ.get(f"{prefix}MASTER_ADDR"):
-            name = f"{prefix}MASTER_PORT"
-            port_number = port_of(environ, name) if environ.get(name) else _MASTER_PORT
-            return join(environ[f"{prefix}MASTER_ADDR"], port_number)
-    raise UsageError(
-        "PET_NNODES says that there are several nodes, but nothing says where they meet: give "
-        "--master host:port, or set PET_RDZV_ENDPOINT, or PET_MASTER_ADDR and PET_MASTER_PORT"
-    )
-
-
 def fill_from_pod(config: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig | None:
     """The configuration, completed from ``RANK`` and the like of a pod; None if they are none.
 
@@ -201,14 +139,9 @@ def fill_from_pod(config: LaunchConfig, environ: Mapping[str, str]) -> LaunchCon
     names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if not all(environ.get(name) for name in names) or any(map(environ.get, _OF_A_PROCESS)):
         return None
-    master = environ["MASTER_ADDR"]
+    master = outside_pod(environ["MASTER_ADDR"], "RANK", environ)
     nodes, rank = number_of(environ, "WORLD_SIZE"), number_of(environ, "RANK")
-    if is_loopback(master):
-        # Kubeflow says so in the pod of rank 0, which the others know by its name.
-        if rank or not (environ.get("KUBERNETES_SERVICE_HOST") and environ.get("HOSTNAME")):
-            return None
-        master = environ["HOSTNAME"]
-    if nodes < 2 or not agrees(config, nodes):
+    if is_loopback(master) or nodes < 2 or not agrees(config, nodes):
         return None
     filled: dict[str, object] = {}
     if "nnodes" not in config.given:

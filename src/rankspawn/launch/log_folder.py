@@ -17,6 +17,7 @@ import stat
 from dataclasses import replace
 
 from rankspawn.descriptors import Owned, make_room_for_descriptors
+from rankspawn.file_systems import check_answers
 from rankspawn.launch.flags import UsageError
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -163,6 +164,7 @@ class LogLocks:
 def _make(path: str) -> None:
     """Make the folder of the logs, or say before anything is started that it cannot be."""
     try:
+        check_answers(path)
         os.makedirs(path, exist_ok=True)
     except OSError as error:
         raise UsageError(

@@ -7,6 +7,7 @@ import os
 from dataclasses import replace
 
 from rankspawn.launch.controllers import plan_programs, ports_needed, resolve_job
+from rankspawn.launch.flags import UsageError
 from rankspawn.launch.log_folder import LogFolder
 from rankspawn.launch.pod import Pod, name_of
 from rankspawn.launch.summary import count_workers
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rankspawn.launch.session import StartWorkers
     from rankspawn.plan.devices import Machine
     from rankspawn.plan.resources import Resources
+    from rankspawn.workers.agent_store import AgentStore
     from rankspawn.workers.follow import LogFollower
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -56,6 +58,8 @@ class ThisNode:
         if config.run_mode != "ipu":
             self._resources = resolve_job(config, os.environ, machine)
             _warn_about_cpu(self._resources)
+        if config.agent_store:
+            _check_torch()
         self._logs = LogFolder(self.config)
 
     def hold_ports(self, host: str = "") -> tuple[int, ...]:
@@ -83,8 +87,10 @@ class ThisNode:
         if not self._has_fixed_ports:
             self._held = HeldPorts(count, self.host)
             return self._held.ports
-        ports = range(config.start_port, config.start_port + count)
+        ports: Sequence[int] = range(config.start_port, config.start_port + count)
         remedy = "give another --start_port on every node"
+        if self._first_port:
+            ports, remedy = (self._first_port, *[0] * (count - 1)), "give another --master_port"
         self._held = HeldPorts.fixed(ports, self.host, remedy=remedy)
         return self._held.ports
 
@@ -112,6 +118,7 @@ class ThisNode:
         try:
             specs = self._logs.claim(self._plan(instruction, resources), instruction, resources)
             self._announce(specs, instruction)
+            store = self._make_store(instruction)
             pod = Pod(
                 specs,
                 log_dir=self._logs.path,
@@ -120,6 +127,7 @@ class ThisNode:
                 follower=self._follower,
                 resources=resources,
                 outer_mark=instruction.mark,
+                store=store,
             )
         except BaseException:
             for resource in resources:
@@ -138,7 +146,15 @@ class ThisNode:
     def _has_fixed_ports(self) -> bool:
         """They follow from the flags, as those of listed nodes do under Paddle's launcher."""
         config = self.config
-        return config.spans_machines and ("start_port" in config.given or len(config.ips) > 1)
+        asked = "start_port" in config.given and (config.spans_machines or bool(config.ips))
+        return asked or len(config.ips) > 1 or bool(self._first_port)
+
+    @property
+    def _first_port(self) -> int | None:
+        """The port of the first worker where torchrun's words name it; others are free ones."""
+        config = self.config
+        alone = not config.spans_machines and config.run_mode == "collective"
+        return config.first_port if alone else None
 
     def _plan(self, instruction: StartWorkers, resources: list[Closable]) -> list[ProgramSpec]:
         if self.config.run_mode == "ipu":
@@ -152,7 +168,7 @@ class ThisNode:
             folder = _TemporaryFolder(name)
             resources.append(folder)
             gloo_path = folder.path
-        return plan_programs(
+        programs = plan_programs(
             self.config,
             self._resources,
             nodes,
@@ -162,6 +178,19 @@ class ThisNode:
             run_id=instruction.run_id,
             restart_count=instruction.restarts,
         )
+        if self.config.numa_binding is None or self.config.run_mode != "collective":
+            return programs
+        cpus = bound_cpus(self.config.numa_binding, self._resources)
+        return [replace(one, cpus=own) for one, own in zip(programs, cpus, strict=True)]
+
+    def _make_store(self, instruction: StartWorkers) -> AgentStore | None:
+        """What hosts torch's store; None where nobody asked for it, or another node does."""
+        if not self.config.agent_store or instruction.node_rank != 0:
+            return None
+        from rankspawn.workers.agent_store import AgentStore
+
+        port = instruction.nodes[0].ports[0]
+        return AgentStore(self.host, port, is_shared=self.config.spans_machines)
 
     def _plan_ipu(self) -> list[ProgramSpec]:
         from shutil import which
@@ -191,6 +220,29 @@ def _warn_about_cpu(resources: Resources) -> None:
     """Say that there are no devices, if nobody said that this is meant."""
     if resources.warning:
         logger.warning("%s", resources.warning)
+
+
+def _check_torch() -> None:
+    from rankspawn.workers.agent_store import check_torch
+
+    try:
+        check_torch()
+    except ImportError as error:
+        raise UsageError(f"--agent_store: {error}") from error
+
+
+def bound_cpus(how: str, resources: Resources) -> list[frozenset[int]]:
+    """The CPUs of each worker.
+
+    Raises:
+        UsageError: There are not enough of them.
+    """
+    from rankspawn.plan.numa import cpus_of_ranks
+
+    try:
+        return cpus_of_ranks(how, resources)
+    except ValueError as error:
+        raise UsageError(f"--numa_binding {how}: {error}") from error
 
 
 class _TemporaryFolder:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from rankspawn.descriptors import make_room_for_descriptors
 from rankspawn.launch.programs import HETER, SERVER, TRAINER, ProgramSpec
 from rankspawn.workers.execution import Program, start_programs
+from rankspawn.workers.follow import Way
 from rankspawn.workers.marker import new_mark
 from rankspawn.workers.teardown import kill_now
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankspawn.descriptors import Closable
+    from rankspawn.launch.torchrun import OwnStreams
     from rankspawn.supervise.outcome import Outcome
+    from rankspawn.workers.agent_store import AgentStore
     from rankspawn.workers.follow import LogFollower
 
 _NAMES = {TRAINER: "rank", SERVER: "server", HETER: "heter worker"}
@@ -60,6 +63,7 @@ class Pod:
         follower: Shows the logs of those that belong on the terminal.
         resources: What the programs need while they run; closed with the pod.
         outer_mark: A mark for all of them to carry beside the pod's own.
+        store: Hosts torch's store; started before them, closed with the pod.
 
     Raises:
         OSError: One of them could not be started; none is left.
@@ -75,32 +79,55 @@ class Pod:
         follower: LogFollower,
         resources: Sequence[Closable] = (),
         outer_mark: str | None = None,
+        store: AgentStore | None = None,
     ) -> None:
         self.specs: list[ProgramSpec] = list(specs)
         self._grace = grace
         self._follower = follower
         self._logs = [os.path.join(log_dir, spec.log_name) for spec in specs]
         self._log_starts = [_size(path) if keep_logs else 0 for path in self._logs]
+        self._error_logs = [
+            None if spec.streams is None else os.path.join(log_dir, spec.streams.error_log_name)
+            for spec in specs
+        ]
         # Those who serve the trainers can be stopped without what the trainers left running.
         self._helpers_mark = new_mark()
         self._outer_mark = outer_mark
+        self._serves_others = store is not None and store.is_shared
         self._trainers = {index for index, spec in enumerate(specs) if spec.role == TRAINER}
-        # For each program a port, a sentinel and a log while it is being started.
-        make_room_for_descriptors(3 * len(self.specs))
+        # For each program a port, a sentinel, and one log or two while it is being started.
+        make_room_for_descriptors(4 * len(self.specs))
         self._started = time.monotonic_ns()
         self._group = start_programs(
             [self._program(index) for index in range(len(self.specs))],
             grace=grace,
             keep_logs=keep_logs,
             resources=resources,
+            store=store,
         )
         try:
-            shown = [index for index, spec in enumerate(self.specs) if spec.on_terminal]
-            follower.follow({self._logs[index]: self._log_starts[index] for index in shown})
+            self._show(log_dir)
         except BaseException:
             self.stop()
             self.close()
             raise
+
+    def _show(self, log_dir: str) -> None:
+        """Have the follower show what belongs on the terminal."""
+        starts: dict[str, int] = {}
+        ways: dict[str, Way] = {}
+        for index, spec in enumerate(self.specs):
+            own, errors = spec.streams, self._error_logs[index]
+            if own is None or errors is None:
+                if spec.on_terminal:
+                    starts[self._logs[index]] = self._log_starts[index]
+                continue
+            # The numbers of the streams are those of the launcher's own.
+            for stream, path in ((1, self._logs[index]), (2, errors)):
+                if own.shown & stream:
+                    starts[path] = 0  # each try has logs of its own
+                    ways[path] = _way(own, stream, log_dir, shares=len(self.specs) > 1)
+        self._follower.follow(starts, ways)
 
     def _program(self, index: int) -> Program:
         spec = self.specs[index]
@@ -113,6 +140,8 @@ class Pod:
             # A debugger in the process whose output is shown can be talked to.
             reads_input=spec.on_terminal and spec.role == TRAINER,
             second_mark=self._more_marks(index),
+            error_log=self._error_logs[index],
+            cpus=spec.cpus,
         )
 
     def _more_marks(self, index: int) -> str | None:
@@ -141,13 +170,18 @@ class Pod:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no program runs any more."""
-        return not self._group.sentinels
+        """Whether no program runs any more, nor a store that other nodes may still need."""
+        return not self._group.sentinels and not self._serves_others
 
     @property
     def failures(self) -> list[Ending]:
         """Those that failed by themselves, first one first."""
         return [self._ending(index) for index, _ in self._group.failures]
+
+    @property
+    def lost(self) -> Outcome | None:
+        """What became of the process that hosts torch's store, if it ended before they did."""
+        return self._group.lost
 
     @property
     def endings(self) -> list[Ending]:
@@ -196,14 +230,22 @@ class Pod:
             self.specs[index],
             outcome,
             max(0, ended - self._started) / 1e9,
-            self._logs[index],
-            self._log_starts[index],
+            # A traceback is on the standard error.
+            self._error_logs[index] or self._logs[index],
+            0 if self._error_logs[index] else self._log_starts[index],
         )
 
 
 def name_of(spec: ProgramSpec) -> str:
     """The name that people have for a program: ``rank 3``."""
     return f"{_NAMES.get(spec.role, spec.role)} {spec.rank}"
+
+
+def _way(own: OwnStreams, stream: int, log_dir: str, *, shares: bool) -> Way:
+    prefix = own.prefix.encode() if own.prefixed & stream else b""
+    parts, name = own.filters[stream - 1] if own.filters else ((), "")
+    filters = tuple(part.encode() for part in parts)
+    return Way(stream, prefix, filters, os.path.join(log_dir, name), shares=shares)
 
 
 def _size(path: str) -> int:

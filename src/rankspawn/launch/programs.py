@@ -8,6 +8,8 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from rankspawn.launch.torchrun import OwnStreams
+
 TRAINER = "trainer"
 SERVER = "server"
 HETER = "heter"
@@ -41,6 +43,8 @@ class ProgramSpec:
         env: Changes against the launcher's environment; None removes a variable.
         log_name: The file in the log directory that gets its output.
         on_terminal: Its output is also shown live.
+        streams: Where its standard output and error go, if each has a file of its own.
+        cpus: The CPUs that it may run on; None for those of the launcher.
     """
 
     role: str
@@ -50,3 +54,5 @@ class ProgramSpec:
     env: Mapping[str, str | None] = field(repr=False)
     log_name: str
     on_terminal: bool
+    streams: OwnStreams | None = None
+    cpus: frozenset[int] | None = None

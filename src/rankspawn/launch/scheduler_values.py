@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from rankspawn.launch.flags import UsageError
 from rankspawn.option_values import HIGHEST_PORT
+from rankspawn.plan.topology import is_loopback
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -93,3 +94,11 @@ def is_number(text: str) -> bool:
 def shortened(text: str) -> str:
     """A text for a message: a list of thousands of nodes must not fill the screen."""
     return repr(text if len(text) <= 80 else text[:77] + "...")
+
+
+def outside_pod(master: str, rank: str, environ: Mapping[str, str]) -> str:
+    """The master as other pods know it: in that of rank 0 Kubeflow may call it localhost."""
+    in_pod = environ.get("KUBERNETES_SERVICE_HOST") and environ.get("HOSTNAME")
+    if is_loopback(master) and in_pod and environ.get(rank) == "0":
+        return environ["HOSTNAME"]
+    return master

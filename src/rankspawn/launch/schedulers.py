@@ -20,8 +20,9 @@ An indexed Kubernetes job tells a pod its index and nothing else. So the rank co
 ``JOB_COMPLETION_INDEX``; the number of nodes and the master have to be given, the latter
 maybe as ``MASTER_ADDR`` and ``MASTER_PORT``, as is the habit there.
 
-Before them comes who is nearer: ``PET_*``, which somebody set for this very job, and ``mpirun``,
-which may run inside of a Slurm allocation; see :mod:`~rankspawn.launch.foreign_launchers`.
+Before them comes who is nearer: ``PET_*``, which somebody set for this very job and which are read
+with the flags, and ``mpirun``, which may run inside of a Slurm allocation; see
+:mod:`~rankspawn.launch.foreign_launchers`.
 
 In a worker of this package all of it is about the job that the worker belongs to, and nothing
 is filled in. The same holds where endpoints or addresses of all nodes were listed.
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 # the steps of one job are far apart, and so are the first steps of jobs with close ids.
 _BETWEEN_STEPS = 1009
 # One of each dialect; see foreign_launchers, which most starts need not load.
-_OF_MPI_OR_TORCHRUN = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PET_NNODES")
+_OF_MPI = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
 def fill(config: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
@@ -67,10 +68,10 @@ def fill(config: LaunchConfig, environ: Mapping[str, str]) -> LaunchConfig:
         return config
     if config.ips or config.servers:
         return config
-    if any(environ.get(name) for name in _OF_MPI_OR_TORCHRUN):
-        from rankspawn.launch.foreign_launchers import fill_from_mpi, fill_from_torchrun
+    if any(environ.get(name) for name in _OF_MPI):
+        from rankspawn.launch.foreign_launchers import fill_from_mpi
 
-        told = fill_from_torchrun(config, environ) or fill_from_mpi(config, environ)
+        told = fill_from_mpi(config, environ)
         if told is not None:
             return told
     if environ.get("SLURM_JOB_ID"):

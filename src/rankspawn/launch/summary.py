@@ -5,8 +5,6 @@ Pure: takes endings and lines of logs, gives text and exit codes.
 
 from __future__ import annotations
 
-import signal
-
 from rankspawn.supervise.outcome import STATUS_LOST, End, signal_name
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -75,7 +73,7 @@ def describe_cause(cause: Ending, lines: Sequence[str], *, host: str) -> str:
     """
     assert cause.outcome is not None, "what failed has ended"
     shown = find_traceback(lines)
-    why = f"; {cause.outcome.why_killed}" if cause.outcome.exit_code == -signal.SIGKILL else ""
+    why = f"; {cause.outcome.why_killed}" if cause.outcome.why_killed else ""
     text = (
         f"{cause.name} on {host} (pid {cause.outcome.pid}) failed after {cause.seconds:.1f} s: "
         f"{describe_end(cause.outcome)}{why}\n"

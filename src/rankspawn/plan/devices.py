@@ -91,6 +91,12 @@ _TABLE = (
     Vendor("intel_hpu", ("HABANA_VISIBLE_MODULES",), r"hl[0-9]+"),
     Vendor("sdaa", ("SDAA_VISIBLE_DEVICES",)),
     Vendor("musa", ("MUSA_VISIBLE_DEVICES",)),
+    # Not xpu, which is another company's in Paddle. An entry may be a tile of a card: 0.1.
+    Vendor("intel_gpu", ("ZE_AFFINITY_MASK",)),
+    # The kernel shows both by nodes that stand for several of what the masks count, or that other
+    # accelerators share.
+    Vendor("tpu", ("TPU_VISIBLE_CHIPS",)),
+    Vendor("neuron", ("NEURON_RT_VISIBLE_CORES",)),
 )
 
 VENDORS: dict[str, Vendor] = {vendor.device_type: vendor for vendor in _TABLE}
@@ -148,6 +154,7 @@ class DeviceRequest:
         device_type: ``gpu``, ``xpu``, ``cpu`` or a custom type; None for whatever there is.
         ids: The devices that are selected; None for the first ones.
         own: Each rank is to see its own device only.
+        shared: Several ranks may have the same device.
         ids_name: What selects devices.
         nprocs_name: What says how many ranks there are.
         type_name: What says the type of the devices.
@@ -159,6 +166,7 @@ class DeviceRequest:
     device_type: str | None = None
     ids: tuple[str, ...] | None = None
     own: bool = False
+    shared: bool = False
     ids_name: str = "devices"
     nprocs_name: str = "nprocs"
     type_name: str = "device_type"
@@ -193,7 +201,8 @@ def see_devices(device_type: str, environ: Mapping[str, str], machine: Machine) 
     layers = [name for name in (lower, *uppers[:1]) if name in environ]
     devices: tuple[Device, ...] | None = None
     for name in layers:
-        devices = _masked(devices, environ[name], count, mixed=name == _ROCR)
+        text = _expanded(environ[name]) if name == _NEURON else environ[name]
+        devices = _masked(devices, text, count, mixed=name == _ROCR)
     flag = vendor_of(device_type).flag
     if device_type not in _WITHOUT_FLAG_MASK and flag in environ:
         devices = _flagged(devices, environ[flag], count)
@@ -235,7 +244,7 @@ def assign(visible: Visible, request: DeviceRequest) -> tuple[Device, ...]:
             f"but {request.nprocs_name} is {nprocs}: give one device per process"
         )
     devices = tuple(_find(visible, id_, option=name, own=request.own) for id_ in request.ids)
-    if len(set(devices)) < len(devices):
+    if len(set(devices)) < len(devices) and not request.shared:
         raise ValueError(f"{name}={listed!r} names a device twice: {visible.source}")
     return devices
 
@@ -243,6 +252,7 @@ def assign(visible: Visible, request: DeviceRequest) -> tuple[Device, ...]:
 _CUDA = "CUDA_VISIBLE_DEVICES"
 _HIP = "HIP_VISIBLE_DEVICES"
 _ROCR = "ROCR_VISIBLE_DEVICES"
+_NEURON = "NEURON_RT_VISIBLE_CORES"
 
 # Their runtimes have masks in every case, and inside of a worker this variable holds
 # one index, which must not shrink what a nested spawn sees.
@@ -347,8 +357,26 @@ def _same_uuid(uuid: str, other: str) -> bool:
     return uuid.startswith(other) or other.startswith(uuid)
 
 
+def _expanded(text: str) -> str:
+    """A mask without the ranges that Neuron's may have, as in ``0-3``."""
+    entries: list[str] = []
+    for entry in text.split(","):
+        first, dash, last = (part.strip() for part in entry.partition("-"))
+        is_range = dash and first.isdecimal() and last.isdecimal()
+        entries += map(str, range(int(first), int(last) + 1)) if is_range else [entry]
+    return ",".join(entries)
+
+
+def _is_tile(entry: str) -> bool:
+    """A part of one of Intel's cards, as in ``0.1``."""
+    card, dot, tile = entry.partition(".")
+    return bool(dot) and card.isdecimal() and tile.isdecimal()
+
+
 def _id_of(entry: str) -> str | None:
     """The id that a mask's entry stands for, or None if it is invalid."""
+    if _is_tile(entry):
+        return entry
     digits = len(entry) - len(entry.lstrip("0123456789"))
     if digits:
         # CUDA reads a number and ignores what follows, as C's strtoul does.
@@ -358,4 +386,4 @@ def _id_of(entry: str) -> str | None:
 
 
 def _kind(id_: str) -> str:
-    return "ordinal" if id_.isdecimal() else id_.partition("-")[0]
+    return "ordinal" if id_.isdecimal() or _is_tile(id_) else id_.partition("-")[0]

@@ -28,6 +28,9 @@ Variables = dict[str, "str | None"]
 # Set in every worker of ours: the type of its device, and the absolute id of that device.
 WORKER_VARIABLE = "RANKSPAWN_DEVICE_TYPE"
 DEVICE_VARIABLE = "RANKSPAWN_DEVICE"
+# The CPUs of a rank that is bound to some, as numbers with commas. It takes them before it loads
+# what it runs.
+CPUS_VARIABLE = "RANKSPAWN_CPUS"
 
 # The secret of a job on several nodes. It has no flag, since others could read that in the list
 # of processes, and no worker has it: a program that prints its environment prints it to a log.
@@ -87,6 +90,9 @@ _OF_A_SLURM_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURM_GT
 _OF_AN_MPI_PROCESS = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_FD", "PMI_PORT")
 _PREFIXES_OF_MPI = (
     "OMPI_COMM_WORLD_",
+    "OMPI_WORLD_",
+    "OMPI_UNIVERSE_SIZE",
+    "OMPI_MCA_num_procs",
     "OMPI_MCA_orte_",
     "OMPI_MCA_ess",
     "OMPI_FILE_LOCATION",
@@ -109,6 +115,7 @@ def rank_env(
     restart_count: int,
     max_restarts: int,
     threads: int | None = None,
+    agent_store: bool = False,
 ) -> Variables:
     """All that a rank finds in its environment, under ``spawn`` as under ``rankrun``.
 
@@ -119,6 +126,7 @@ def rank_env(
         restart_count: How often the job was started before.
         max_restarts: How often it may be.
         threads: ``OMP_NUM_THREADS``; None for what the user set, or a fair share.
+        agent_store: torch's store is hosted beside the ranks, at the endpoint of rank 0.
     """
     devices = resources.devices[who.local_rank : who.local_rank + 1]
     cpus, count = resources.cpus, who.local_world_size
@@ -126,7 +134,13 @@ def rank_env(
         **removed_env(resources.environ),
         **slurm_env(who, resources.environ),
         **paddle_env(who, resources.backend),
-        **torch_env(who, restart_count=restart_count, max_restarts=max_restarts, run_id=run_id),
+        **torch_env(
+            who,
+            restart_count=restart_count,
+            max_restarts=max_restarts,
+            run_id=run_id,
+            agent_store=agent_store,
+        ),
         **jax_env(who),
         **device_env(devices, resources.visible, own=resources.own),
         **thread_env(threads, resources.environ, cpus=cpus, nprocs=count),
@@ -143,7 +157,7 @@ def removed_env(environ: Mapping[str, str], *, place: bool = False) -> Variables
             would take the number that a platform gave this machine for its own.
     """
     outer = environ.get(WORKER_VARIABLE)
-    names = [*TOKEN_VARIABLES, ETCD_PASSWORD_VARIABLE, *_OF_A_SLURM_TASK]
+    names = [*TOKEN_VARIABLES, ETCD_PASSWORD_VARIABLE, CPUS_VARIABLE, *_OF_A_SLURM_TASK]
     if place or outer is not None:
         names += _PLACE_IN_A_JOB
     if any(name in environ for name in _OF_AN_MPI_PROCESS):
@@ -196,7 +210,14 @@ def paddle_env(who: Identity, backend: str) -> Variables:
     return env
 
 
-def torch_env(who: Identity, *, restart_count: int, max_restarts: int, run_id: str) -> Variables:
+def torch_env(
+    who: Identity,
+    *,
+    restart_count: int,
+    max_restarts: int,
+    run_id: str,
+    agent_store: bool = False,
+) -> Variables:
     """What ``torch.distributed.init_process_group`` and torchrun's programs read."""
     host, _, port = who.endpoints[0].rpartition(":")
     return {
@@ -214,9 +235,9 @@ def torch_env(who: Identity, *, restart_count: int, max_restarts: int, run_id: s
         "TORCHELASTIC_RESTART_COUNT": str(restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCHELASTIC_RUN_ID": run_id,
-        # Under torchrun the agent hosts the store, and every worker waits for it. Here
-        # rank 0 has to host it, also when spawn was called by a worker of torchrun.
-        "TORCHELASTIC_USE_AGENT_STORE": None,
+        # Under torchrun the agent hosts the store, and every worker waits for it. Here, unless
+        # asked for, rank 0 has to host it, also when spawn was called by a worker of torchrun.
+        "TORCHELASTIC_USE_AGENT_STORE": "True" if agent_store else None,
     }
 
 

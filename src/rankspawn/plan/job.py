@@ -167,13 +167,15 @@ def device_request(nprocs: int, options: SpawnOptions) -> DeviceRequest:
     """What the options say about devices, under the names of the options."""
     names = ("gpus", "xpus", "devices", "selected_devices")
     name = next((name for name in names if getattr(options, name) is not None), "devices")
+    ids = getattr(options, name)
     return DeviceRequest(
         nprocs=nprocs,
         backend=options.backend,
         device_type={"gpus": "gpu", "xpus": "xpu"}.get(name, options.device_type),
-        ids=getattr(options, name),
+        ids=ids,
         own=options.device_visibility == "own",
-        ids_name=name,
+        shared=options.share_devices,
+        ids_name=getattr(ids, "option", name),
     )
 
 
@@ -186,6 +188,7 @@ def _spec(job: Job, who: Identity, *, run_id: str, restart_count: int) -> RankSp
         restart_count=restart_count,
         max_restarts=options.max_restarts,
         threads=options.threads_per_rank,
+        agent_store=options.agent_store,
     )
     env |= _user_env(options, who.rank)
     return RankSpec(

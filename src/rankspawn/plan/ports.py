@@ -82,9 +82,11 @@ class HeldPorts:
 
     def _hold_one(self, host: str, port: int, remedy: str) -> int:
         try:
-            if port:
-                self._reserve(host, port)
-            return self._bind(host, port)
+            bound = self._bind(host, port)
+            # After the port, so that whoever has the name has the port as well.
+            if port and not self._take_name(host, port):
+                self._held.pop().close()
+                self._bind(host, port, alone=True)
         except OSError as error:
             if error.errno != errno.EADDRINUSE or not port:
                 raise
@@ -93,13 +95,15 @@ class HeldPorts:
                 f"the port {join(host, port)}, which the other nodes expect a rank to use, "
                 f"is in use: stop its owner, or {remedy}",
             ) from error
+        return bound
 
-    def _bind(self, host: str, port: int) -> int:
+    def _bind(self, host: str, port: int, *, alone: bool = False) -> int:
+        """Bind a socket and keep it; ``alone`` fails if anybody else has one there."""
         import socket
 
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(not alone))
             try:
                 sock.bind((host, port))
             except OSError as error:
@@ -108,23 +112,33 @@ class HeldPorts:
                 # The address at which others reach this node may be one that a router
                 # translates, so that no interface has it.
                 sock.bind(("", port))
+            # What counts for those who bind it later is how it is by then.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound = int(sock.getsockname()[1])
             self._held.append(Owned(sock.detach()))
         return bound
 
-    def _reserve(self, host: str, port: int) -> None:
-        """Fail if another job of ours holds this port.
+    def _take_name(self, host: str, port: int) -> bool:
+        """Take the name that stands for this port; False if somebody has it.
 
         Two sockets with ``SO_REUSEADDR`` can be bound to one port as long as neither
         listens, so binding alone would not notice a job that is just starting. Without
         the option, ports of the last run would look used for a minute (TIME_WAIT).
         An abstract Unix socket has neither problem: its name is taken once per network
-        namespace, as a port is, and is gone with its last descriptor.
+        namespace, as a port is, and is gone with its last descriptor. But any user can take
+        any name, and so it proves nothing by itself: only the port does. A lock in a folder of
+        this user would not show the jobs of others, who want the same ports.
         """
         if sys.platform != "linux":
-            return
+            return True
         import socket
 
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as name:
-            name.bind(f"\0rankspawn/{join(host, port)}")
+            try:
+                name.bind(f"\0rankspawn/{join(host, port)}")
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                return False
             self._held.append(Owned(name.detach()))
+        return True

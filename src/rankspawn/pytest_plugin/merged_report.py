@@ -217,6 +217,7 @@ def _without_debugger(exception: BaseException) -> BaseException:
         quiet: Any = type(kind.__name__, (kind, bdb.BdbQuit), {"__module__": kind.__module__})
         copy: BaseException = quiet.__new__(quiet, *exception.args)
         copy.args = exception.args
+        vars(copy).update(vars(exception))  # pytest looks at those of its own
     except TypeError:  # classes that cannot be combined
         return bdb.BdbQuit(*exception.args)
     return copy

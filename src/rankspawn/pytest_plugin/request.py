@@ -16,6 +16,7 @@ _PASSED_ON = (
     "devices",
     "device_type",
     "device_visibility",
+    "numa",
     "threads_per_rank",
     "env",
     "preload",

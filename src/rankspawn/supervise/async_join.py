@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
+from rankspawn.cpython import call_unlisted
 from rankspawn.handlers import handlers_held, is_echo, is_main_thread
 from rankspawn.interrupts import SignalPipe
 
@@ -30,7 +31,7 @@ async def wait_until_finished(job: Supervisor) -> None:
     """Until there is an answer, with the loop running on; cancelling it stops the workers."""
     loop = asyncio.get_running_loop()
     job.awaiting += 1
-    with _interrupts_watched() as watch, _loop_woken_by_signals(loop):
+    with interrupts_watched() as watch, _loop_woken_by_signals(loop):
         # If it is to be cancelled already, who knows by whom; it may have been a Ctrl-C. Not
         # with "|=", which would put back what it read before an interrupt in the midst of it.
         if _is_cancelled():
@@ -108,7 +109,7 @@ class _InThread:
         self._running = _thread.allocate_lock()
         self._running.acquire()
         try:
-            _thread.start_new_thread(self._run, (call,))
+            _thread.start_new_thread(self._run, (partial(call_unlisted, call),))
         except RuntimeError:  # no more threads for this user: then the loop has to wait
             self._run(call)
 
@@ -175,27 +176,28 @@ def _watched(group: Group, news: asyncio.Event) -> Iterator[None]:
         group.listeners.discard(wake)
 
 
-class _Watch:
-    """Tells whether an interrupt came since it began.
+class Watch:
+    """Tells whether an interrupt came since it began, and from then on of each that comes.
 
     An event loop turns Ctrl-C into a cancellation, which looks like any other; but workers that
     the terminal interrupted too are not to be hurried.
     """
 
-    interrupted = False
+    interrupted: bool = False
+    tell: Callable[[], object] | None = None
 
 
 # Those of the main thread, and the handler that was there before the first of them.
-_watches: set[_Watch] = set()
+_watches: set[Watch] = set()
 _handler: Any = None
 _interrupted_at = float("-inf")
 
 
 @contextmanager
-def _interrupts_watched() -> Iterator[_Watch]:
+def interrupts_watched() -> Iterator[Watch]:
     """In here, note an interrupt that a handler turns into something else."""
     global _handler, _interrupted_at  # a process has one handler
-    watch = _Watch()
+    watch = Watch()
     if not is_main_thread():
         yield watch  # handlers never run here
         return
@@ -220,6 +222,8 @@ def _note_interrupt(number: int, frame: Any) -> None:
     _interrupted_at = time.monotonic()
     for watch in _watches:
         watch.interrupted = True
+        if watch.tell is not None:
+            watch.tell()
     _handler(number, frame)
 
 

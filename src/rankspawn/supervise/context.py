@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
@@ -242,11 +243,23 @@ class MultiprocessContext(Generic[T_co]):
         return self._join_async().__await__()
 
     async def _join_async(self) -> bool:
-        from rankspawn.supervise.async_join import wait_until_finished  # imports asyncio: 50 ms
+        if _is_in_trio():
+            from rankspawn.supervise.trio_join import wait_until_finished
+        else:
+            from rankspawn.supervise.async_join import wait_until_finished  # loads asyncio: 50 ms
 
         with at_users_line:
             await wait_until_finished(self._supervisor)
             return self.join()
+
+
+def _is_in_trio() -> bool:
+    """Whether it is trio that runs this task."""
+    trio: Any = sys.modules.get("trio")
+    try:
+        return trio is not None and bool(trio.lowlevel.current_task())
+    except RuntimeError:  # none of its tasks
+        return False
 
 
 def _seconds_to_wait(timeout: float) -> float:
@@ -261,16 +274,28 @@ def start_context(
     *,
     join: bool,
     spectators: Sequence[Spectator] = (),
+    make: Callable[[Supervisor], MultiprocessContext[Any]] | None = None,
 ) -> MultiprocessContext[Any]:
     """Start a group and, if asked, wait for it.
 
     Somebody is there to stop the workers before the first one runs, so that an interrupt at any
     moment leaves none behind.
+
+    Args:
+        start: Starts a group; gets how many were started before.
+        policy: How to supervise it.
+        join: Wait for its end.
+        spectators: Who shows what the ranks do.
+        make: Makes the context, if that is to be of another class.
     """
     supervisor = Supervisor(start, policy, spectators)
-    with supervisor.stopped_on_error(policy.grace_period):
-        supervisor.begin()
-        context = MultiprocessContext[Any](supervisor)
-        if join:
-            context.join()
-        return context
+    try:
+        with supervisor.stopped_on_error(policy.grace_period):
+            supervisor.begin()
+            context = (make or MultiprocessContext[Any])(supervisor)
+            if join:
+                context.join()
+        return context  # noqa: TRY300 - a signal may come until the last line
+    except BaseException as error:  # also of a signal at the end of that block
+        supervisor.stop_after(error, policy.grace_period)
+        raise

@@ -5,8 +5,9 @@ The wording is data, because programs match it: ours here, torch's in ``compat.t
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rankspawn.errors import (
@@ -19,7 +20,19 @@ from rankspawn.supervise.outcome import STATUS_LOST, End, Outcome, signal_name
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    from typing import TypeVar
+
     from rankspawn.supervise.group import RankReport
+
+    _E = TypeVar("_E", bound=ProcessException)
+
+
+# A frame of a collective, as faulthandler writes it; the outermost is what the user called.
+_COLLECTIVE = re.compile(
+    r'^  File ".*/rankspawn/parallel/(?:shared_memory|over_engine|environment)\.py", '
+    r"line \d+ in ([a-z]\w*)$",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +44,8 @@ class Wording:
     exited: str = "Process {rank} terminated with exit code {code}"
     # torch's messages end in a line feed, and do not explain. What was given to sys.exit is kept.
     explains: bool = True
+    # The class to raise in place of one of ours.
+    class_for: Callable[[type[_E]], type[_E]] = lambda ours: ours
 
 
 OURS = Wording()
@@ -53,9 +68,15 @@ def make_error(
     message = wording.raised.format(rank=outcome.rank) + tail + report.text
     if wording.explains:
         message = message.rstrip("\n")
-    return ProcessRaisedException(
-        message, outcome.rank, outcome.pid, report.exception(), report.text
-    )
+    class_ = wording.class_for(ProcessRaisedException)
+    return class_(message, outcome.rank, outcome.pid, report.exception(), report.text)
+
+
+def make_loss_error(lost: Outcome, wording: Wording) -> ProcessException:
+    """The error of a group that lost what all its ranks need, and so of none of them."""
+    name = signal_name(-lost.exit_code) if lost.exit_code < 0 else None
+    class_ = wording.class_for(ProcessExitedException)
+    return class_(lost.evidence or "", lost.rank, lost.pid, lost.exit_code, name)
 
 
 def first_of(errors: Sequence[ProcessException], *, tries: int) -> ProcessException:
@@ -84,17 +105,37 @@ def make_timeout_error(
 
 
 def describe_stacks(stacks: Mapping[int, str]) -> str:
-    """All stacks, those first that differ from what most ranks do."""
+    """All stacks, those first that differ from what most ranks do, or that others wait for."""
     # Threads beside the main one are anywhere, and count only if the main ones are all alike.
     odd = _differing({rank: _place(_main_thread(text)) for rank, text in stacks.items()})
     odd = odd or _differing({rank: _place(text) for rank, text in stacks.items()})
-    lines: list[str] = []
+    inside = {rank: _collective(_main_thread(text)) for rank, text in stacks.items()}
+    lines = _say_who_waits(inside)
     if odd:
         names, others = ", ".join(str(rank) for rank in odd), len(stacks) - len(odd)
         lines.append(f"rank {names} differs from the other {others}, look there first:")
-    for rank in sorted(stacks, key=lambda rank: (rank not in odd, rank)):
+    for rank in sorted(stacks, key=lambda rank: (rank not in odd, inside[rank], rank)):
         lines.append(f"--- rank {rank} ---\n{stacks[rank].rstrip()}")
     return "\n".join(lines)
+
+
+def _say_who_waits(inside: Mapping[int, str]) -> list[str]:
+    """A line that names who is in which collective and who is in none, if not all are in one."""
+    names = sorted({*inside.values()})
+    if len(names) < 2:
+        return []
+    parts = []
+    for name in sorted(names, key=lambda name: (not name, name)):
+        ranks = [str(rank) for rank, its in inside.items() if its == name]
+        who, verbs = ("rank", ("waits", "is")) if len(ranks) == 1 else ("ranks", ("wait", "are"))
+        what = f"{verbs[0]} in {name}" if name else f"{verbs[1]} in no collective"
+        parts.append(f"{who} {', '.join(ranks)} {what}")
+    return [f"{'; '.join(parts)}."]
+
+
+def _collective(text: str) -> str:
+    """The collective that a stack is in, as the user called it; empty for none."""
+    return next(reversed(_COLLECTIVE.findall(text)), "")
 
 
 def _differing(places: Mapping[int, str]) -> list[int]:
@@ -124,7 +165,8 @@ def _exited(outcome: Outcome, detail: str, tail: str, wording: Wording) -> Proce
         message += f": {explanation}"
     if tail:
         message += "\n" + tail.rstrip("\n")
-    return ProcessExitedException(message, outcome.rank, outcome.pid, outcome.exit_code, name)
+    class_ = wording.class_for(ProcessExitedException)
+    return class_(message, outcome.rank, outcome.pid, outcome.exit_code, name)
 
 
 def _explain(outcome: Outcome, signalled_by: str | None) -> str:
@@ -138,7 +180,7 @@ def _explain(outcome: Outcome, signalled_by: str | None) -> str:
             f"its function had returned, but process {outcome.pid} failed on its way out "
             "(an atexit handler, a thread, or a library's cleanup)"
         )
-    if signalled_by == "SIGKILL":
+    if outcome.why_killed is not None:
         return f"process {outcome.pid} was killed; {outcome.why_killed}"
     if outcome.evidence is not None:
         return f"process {outcome.pid}: {outcome.evidence}"

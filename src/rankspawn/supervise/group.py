@@ -47,8 +47,8 @@ class RankReport(Protocol):
     def result(self) -> Any:
         """The returned value; raises whatever unpickling raises."""
 
-    def exception(self) -> BaseException:
-        """The exception, or the nearest thing to it."""
+    def exception(self) -> BaseException | None:
+        """The exception, or the nearest thing to it; None if there is no more than the text."""
 
 
 class StartedProcess(Protocol):
@@ -119,7 +119,11 @@ class Group(Protocol):
 
     @property
     def has_failed(self) -> bool:
-        """One of the outcomes is a failure."""
+        """One of the outcomes is a failure, or something is lost."""
+
+    @property
+    def lost(self) -> Outcome | None:
+        """What became of a process, no rank, that all of them need; its evidence says all."""
 
     @property
     def closed(self) -> bool:

@@ -24,6 +24,10 @@ class End(Enum):
     STOPPED = "stopped"
 
 
+# What people are told of ranks that ended; all others failed.
+STATES = {End.RETURNED: "done", End.STOPPED: "stopped"}
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What became of one rank.
@@ -37,6 +41,8 @@ class Outcome:
             converts the times that it is told.
         reached_function: It came as far as calling the user's function.
         had_returned: It reported a result, whatever happened to it afterwards.
+        follows: It failed because it lost another rank; that one is the cause, whenever its end
+            was noticed.
         evidence: What is known about a death that it could not report: of one by SIGKILL by the
             system.
     """
@@ -49,6 +55,7 @@ class Outcome:
     reached_function: bool
     had_returned: bool = False
     evidence: str | None = None
+    follows: bool = False
 
     @property
     def is_failure(self) -> bool:
@@ -56,12 +63,16 @@ class Outcome:
         return self.end not in (End.RETURNED, End.STOPPED)
 
     @property
-    def why_killed(self) -> str:
-        """Why SIGKILL may have ended it, if it did: what the system knows, or what is likely."""
-        return self.evidence or (
-            "if nobody did that on purpose, the memory may have run out "
-            "(see `dmesg` or the container's memory limit)"
-        )
+    def why_killed(self) -> str | None:
+        """Why a signal ended it, if one did: what the system knows, or what is likely."""
+        if self.exit_code == -signal.SIGKILL:
+            return self.evidence or (
+                "if nobody did that on purpose, the memory may have run out "
+                "(see `dmesg` or the container's memory limit)"
+            )
+        if self.exit_code == -signal.SIGXFSZ:
+            return "a file came to the limit on the size of files (RLIMIT_FSIZE, see `ulimit -f`)"
+        return None
 
 
 def signal_name(number: int) -> str:
@@ -73,6 +84,10 @@ def signal_name(number: int) -> str:
 
 
 def failures_in(outcomes: Mapping[int, Outcome]) -> list[tuple[int, Outcome]]:
-    """Index and outcome of the ranks that failed by themselves, the first in time first."""
+    """Index and outcome of the ranks that failed by themselves, the first in time first.
+
+    Those that follow come after all others: a rank can notice the death of another one, and say
+    so, before the process that supervises both gets to look.
+    """
     failed = [(index, outcome) for index, outcome in outcomes.items() if outcome.is_failure]
-    return sorted(failed, key=lambda entry: entry[1].when_ns)
+    return sorted(failed, key=lambda entry: (entry[1].follows, entry[1].when_ns))

@@ -19,7 +19,14 @@ from typing import Any
 from rankspawn.descriptors import stdio_occupied
 from rankspawn.handlers import handlers_held, handlers_let_through, let_handlers_through
 from rankspawn.interrupts import patiently, sigint_blocked
-from rankspawn.supervise.failures import OURS, Wording, first_of, make_error, make_timeout_error
+from rankspawn.supervise.failures import (
+    OURS,
+    Wording,
+    first_of,
+    make_error,
+    make_loss_error,
+    make_timeout_error,
+)
 from rankspawn.supervise.outcome import End, failures_in
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -38,6 +45,8 @@ class SupervisionPolicy:
     wording: Wording = OURS
     # False while one rank is debugged: then the others do not hear a Ctrl-C in the terminal.
     interrupts_reach_workers: bool = True
+    # Called before a group is stopped because a rank failed.
+    before_stop: Callable[[Group], None] | None = None
 
 
 class Supervisor:
@@ -49,6 +58,7 @@ class Supervisor:
         deadline: When ``timeout`` is over, on the monotonic clock.
         is_stopping: The group is being ended, after a failure or because it was asked to.
         awaiting: How many tasks await it; cancelling the last one stops the workers.
+        patience: Seconds that the others get to end by themselves if a rank fails.
     """
 
     group: Group
@@ -72,6 +82,7 @@ class Supervisor:
         self.finished: bool = False
         self.is_stopping: bool = False
         self.awaiting = 0
+        self.patience: float = 0.0
         timeout = policy.timeout
         self.deadline: float | None = None if timeout is None else time.monotonic() + timeout
         self._start = start
@@ -128,15 +139,20 @@ class Supervisor:
                 yield
                 let_handlers_through()  # what came after the last wait
             except BaseException as error:
-                if hasattr(self, "group"):
-                    interrupted = isinstance(error, KeyboardInterrupt)
-                    try:
-                        self.stop(grace, interrupted=interrupted)
-                    except KeyboardInterrupt:
-                        # The second one has cut the grace period short, and is not told besides.
-                        if not interrupted:
-                            raise
+                self.stop_after(error, grace)
                 raise
+
+    def stop_after(self, error: BaseException, grace: float) -> None:
+        """End the group that was started, if there is one and it has not ended yet."""
+        with handlers_held():
+            if hasattr(self, "group"):
+                interrupted = isinstance(error, KeyboardInterrupt)
+                try:
+                    self.stop(grace, interrupted=interrupted)
+                except KeyboardInterrupt:
+                    # The second one has cut the grace period short, and is not told besides.
+                    if not interrupted:
+                        raise
 
     def is_due(self, group: Group) -> bool:
         """The group has to be concluded: it ended, a rank failed, or the time is over."""
@@ -229,8 +245,12 @@ class Supervisor:
             if self.finished or group is not self.group:
                 return
             stacks = None if _is_decided(group) else group.stacks()
+            if stacks is None and self.patience:
+                group.wait(lambda: group.all_ended, time.monotonic() + self.patience)
             ended = [outcome.rank for _, outcome in sorted(group.outcomes.items())]
             self.is_stopping = True
+            if self.policy.before_stop is not None:
+                self.policy.before_stop(group)
             group.stop(grace)
             if stacks is not None:
                 self._finish(make_timeout_error(self.policy.timeout, ended, stacks))
@@ -265,14 +285,15 @@ class Supervisor:
         if self.finished:  # by a handler of a signal, while this was going to
             return
         group = self.group
+        lost = [] if group.lost is None else [make_loss_error(group.lost, self.policy.wording)]
         bad = [index for index, _ in failures_in(group.outcomes)] or [
             index for index, outcome in sorted(group.outcomes.items()) if outcome.end is End.STOPPED
         ]
         try:
-            if error is None and bad:
+            if error is None and (lost or bad):
                 with handlers_let_through():  # unpickles, and so runs code of users' classes
-                    errors = [self._make_error(group, index) for index in bad]
-                error = first_of(errors, tries=self._restarts + 1)
+                    errors = [self._make_error(group, index) for index in bad if not lost]
+                error = first_of([*lost, *errors], tries=self._restarts + 1)
             self.error = error
         finally:
             group.close()

@@ -16,36 +16,27 @@ from rankspawn.workers.parcel import open_parcel
 from rankspawn.workers.report import (
     DEAF_TO_INTERRUPTS,
     IN_FUNCTION,
+    NO_ROOM,
     REPORT_LOST,
     STARTED,
     Report,
     ReportLostError,
     clear_frames,
+    hear_no_requests,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import ModuleType
     from typing import Any, NoReturn
 
 _UNKNOWN = "is not known: the process ended, or had to be ended, before it wrote that"
 # True while this worker imports what its task needs; spawn() then refuses to start.
 is_loading: bool = False
-
-
-class MissingGuardError(RuntimeError):
-    """A module starts workers whenever it is imported."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-    def __str__(self) -> str:
-        return (
-            f"{self.path} calls spawn() while a worker imports it: put the call under "
-            'if __name__ == "__main__":'
-        )
+# The default start method of this rank's own children, if it is that of the rank itself: a copy of
+# a process in which a framework has threads may hang. None if the program has chosen another.
+given_method: str | None = None
 
 
 class Boot:
@@ -152,8 +143,18 @@ def leave_if_orphaned(parent: int) -> None:
         os._exit(1)
 
 
-def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
-    """Load the task, run it, report what became of it; return the exit code."""
+def work(
+    report: Report,
+    get_task: Callable[[], Callable[[], Any]],
+    blocked: Iterable[int] = (raw_signal.SIGINT,),
+) -> int:
+    """Load the task, run it, report what became of it; return the exit code.
+
+    Args:
+        report: Where to.
+        get_task: Loads it.
+        blocked: The signals that the parent blocked for the start alone.
+    """
     worker = os.getpid()
     loaded = False
     try:
@@ -161,8 +162,8 @@ def work(report: Report, get_task: Callable[[], Callable[[], Any]]) -> int:
         report.stage(STARTED)
         if report.flags & DEAF_TO_INTERRUPTS:
             raw_signal.signal(raw_signal.SIGINT, raw_signal.SIG_IGN)
-        # Blocked by the parent until here, where an interrupt no longer prints a traceback.
-        raw_signal.pthread_sigmask(raw_signal.SIG_UNBLOCK, (raw_signal.SIGINT,))
+        # Until here, where what a handler raises is reported, and prints no traceback.
+        raw_signal.pthread_sigmask(raw_signal.SIG_UNBLOCK, blocked)
         task = get_task()
         loaded = True
         report.stage(IN_FUNCTION)
@@ -181,6 +182,10 @@ def load_task(boot: Boot) -> Callable[[], Any]:
     """Make this process look like the parent, then unpickle what it has to do."""
     global is_loading  # noqa: PLW0603 - the process is in this state, not an object
     is_loading = True
+    if "RANKSPAWN_CPUS" in os.environ:
+        from rankspawn.workers.inherited import take_cpus
+
+        take_cpus()
     prepare(boot.rank, boot.tracker, load(boot.payload, boot.setting))
     func, args, kwargs = load(boot.payload, boot.task)
     if boot.own:
@@ -207,6 +212,7 @@ def run_and_leave(body: Callable[[], int], *, is_fork: bool = True) -> NoReturn:
         flush_c_output()
     finally:
         if at_once:
+            hear_no_requests()
             os._exit(code)
     sys.exit(code)
 
@@ -224,6 +230,8 @@ def _run_exit_handlers() -> bool:
 
 def prepare(rank: int, tracker: int, setting: dict[str, Any]) -> None:
     """Take over the parent's import path, arguments and, if needed, main module."""
+    global given_method  # noqa: PLW0603 - likewise
+    given_method = setting["given_method"]
     sys.path[:] = setting["path"]
     sys.argv[:] = setting["argv"]
     if setting["folder"] and setting["folder"] != current_folder():
@@ -287,6 +295,8 @@ def _tell(tell: Callable[[Report, Any], int], report: Report, what: Any) -> int:
         return tell(report, what)
     except ReportLostError:  # nothing is printed: what standard error writes to may be gone, too
         return REPORT_LOST
+    except OSError:  # of our own writes only: others are part of what is told
+        return NO_ROOM
 
 
 def _report_result(report: Report, value: Any) -> int:
@@ -332,14 +342,15 @@ def _end_as_python_does(error: BaseException) -> int:
 
 
 def _report_error(report: Report, error: BaseException) -> int:
-    report.failing()
+    report.failing(error)
     if issubclass(type(error), MemoryError):  # its frames hold what the report needs
         clear_frames(error)
     else:  # what follows runs code of its class, which may hang or end this process
-        from rankspawn.workers.exceptions import describe_without_text
+        from rankspawn.workers.exceptions import describe_without_text, note_limit
 
+        note_limit(error)
         report.note(describe_without_text(error, _UNKNOWN))
-    flush_output()
+    flush_output(only_files=True)
     try:
         report.raised(error, _describe(error))
     except BaseException:
@@ -347,26 +358,28 @@ def _report_error(report: Report, error: BaseException) -> int:
             # Out of memory all the same, as a rule.
             clear_frames(error)
             report.raised(error, _describe(error))
+    # Not before: it waits as long as nobody reads what was printed.
+    flush_output()
+    report.complete(error)
     return 1
 
 
 def _describe(error: BaseException) -> str:
     """The traceback as text, from the user's first frame on."""
-    if issubclass(type(error), MissingGuardError):
-        return f"RuntimeError: {error}\n"
     from rankspawn.workers.exceptions import describe
 
     return describe(error)
 
 
-def flush_output() -> None:
-    """Write out what Python still holds.
+def flush_output(*, only_files: bool = False) -> None:
+    """Write out what Python still holds; ``only_files`` leaves out what may keep us waiting.
 
     Now rather than at exit, where Python turns a closed pipe into exit code 120.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if not only_files or os.path.isfile(stream.fileno()):
+                stream.flush()
         except Exception:
             continue
 

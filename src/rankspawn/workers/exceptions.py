@@ -12,7 +12,7 @@ import io
 import os
 import sys
 
-from rankspawn.workers.pickling import Rules, dump, loads, refuse_descriptors
+from rankspawn.workers.pickling import dump, loads, rules_of_worker
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,6 +21,20 @@ if TYPE_CHECKING:
 
 # Longer chains and deeper groups are cut here; the traceback's text has all of them.
 _DEEPEST = 20
+
+
+class MissingGuardError(RuntimeError):
+    """A module starts workers whenever it is imported."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path} calls spawn() while a worker imports it: put the call under "
+            'if __name__ == "__main__":'
+        )
 
 
 def summarize(error: BaseException) -> dict[str, Any]:
@@ -159,11 +173,9 @@ def _stand_in(packed: dict[str, Any]) -> BaseException:
 def _pickle_if_it_comes_back(obj: Any) -> bytes | None:
     """The pickle, if unpickling it here gives the same type again."""
     stream = io.BytesIO()
-    rules = Rules()
-    rules.reducers = refuse_descriptors()
     try:
         # Buffers left out of the stream would be lost, so large ones count as failures.
-        if dump(obj, stream, rules):
+        if dump(obj, stream, rules_of_worker()):
             return None
         back = _loads(stream.getvalue())
     except KeyboardInterrupt:
@@ -182,8 +194,19 @@ def _loads(piece: bytes | str | None) -> Any:
     return loads(piece)
 
 
+def note_limit(error: BaseException) -> None:
+    """Runs in the worker: add what the system leaves out of "File too large", unless we said it."""
+    if issubclass(type(error), OSError):
+        from rankspawn.file_limit import describe_limit, is_too_large
+
+        if is_too_large(error) and not str(_own(error, "args")).count("RLIMIT_FSIZE"):
+            BaseException.add_note(error, f"({describe_limit()})")
+
+
 def describe(error: BaseException) -> str:
     """Runs in the worker: the traceback as text, from the user's first frame on."""
+    if issubclass(type(error), MissingGuardError):
+        return f"RuntimeError: {error}\n"
     try:
         import re  # traceback has it anyway
         import traceback

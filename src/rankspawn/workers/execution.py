@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from rankspawn.workers.group import WorkerGroup, assemble
 from rankspawn.workers.logs import open_log
 from rankspawn.workers.marker import VARIABLE, variable_value
+from rankspawn.workers.meeting import MEETING_VARIABLE
 from rankspawn.workers.popen import adopt_child, explain_start_failure, whole_environment
 from rankspawn.workers.worker import Worker
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rankspawn.descriptors import Closable, Owned
+    from rankspawn.workers.agent_store import AgentStore
     from rankspawn.workers.popen import WorkerPopen
 
 
@@ -36,6 +39,8 @@ class Program:
         log: The path of the file that gets its output.
         reads_input: It has this process's standard input; others have none.
         second_mark: A mark to carry beside the group's, to be stopped apart from others.
+        error_log: The path of the file that gets its standard error; None for the same.
+        cpus: The CPUs that it may run on; None for those of this process.
     """
 
     rank: int
@@ -45,6 +50,8 @@ class Program:
     log: str
     reads_input: bool = False
     second_mark: str | None = None
+    error_log: str | None = None
+    cpus: frozenset[int] | None = None
 
 
 def start_programs(
@@ -53,6 +60,7 @@ def start_programs(
     grace: float,
     keep_logs: bool,
     resources: Sequence[Closable] = (),
+    store: AgentStore | None = None,
 ) -> WorkerGroup:
     """Start the programs, watched over in case this process dies.
 
@@ -61,17 +69,19 @@ def start_programs(
         grace: Seconds that they get to end, if this process dies.
         keep_logs: Logs go on where they ended.
         resources: What they need while they run; closed with the group.
+        store: Hosts torch's store; started before them, closed with the group.
 
     Raises:
         OSError: One of them could not be started; those before it were killed.
     """
 
-    def start(mark: str, _: Owned, started: list[Worker]) -> None:
+    def start(mark: str, place: str, _: Owned, started: list[Worker]) -> None:
         for program in programs:
             marks = variable_value(mark)
             if program.second_mark is not None:
                 marks += f"/{program.second_mark}"
-            environ = whole_environment({**program.changes, VARIABLE: marks}, has_log=True)
+            common = {VARIABLE: marks, MEETING_VARIABLE: place}
+            environ = whole_environment({**program.changes, **common}, has_log=True)
             try:
                 popen = _execute(program, environ, keep_log=keep_logs)
             except OSError as error:
@@ -80,27 +90,49 @@ def start_programs(
                 raise
             started.append(Worker(program.rank, program.name, popen, program.log))
 
-    return assemble(start, grace=grace, resources=resources)
+    return assemble(start, grace=grace, resources=resources, store=store)
 
 
 def _execute(program: Program, environ: Mapping[str, str], *, keep_log: bool) -> WorkerPopen:
     log = open_log(program.log, keep=keep_log)
+    errors = log
     try:
-        child = subprocess.Popen(
-            program.command,
-            env=environ,
-            stdin=None if program.reads_input else subprocess.DEVNULL,
-            stdout=log.fileno(),
-            stderr=log.fileno(),
-            # Ours are close-on-exec. That they stay open until then matters: the guardian takes
-            # a closed lifeline for our death, and by then the mark is there to be found.
-            close_fds=False,
-        )
+        if program.error_log is not None:
+            errors = open_log(program.error_log, keep=keep_log)
+        with _bound_to(program.cpus):
+            child = subprocess.Popen(
+                program.command,
+                env=environ,
+                stdin=None if program.reads_input else subprocess.DEVNULL,
+                stdout=log.fileno(),
+                stderr=errors.fileno(),
+                # Ours are close-on-exec. That they stay open until then matters: the guardian
+                # takes a closed lifeline for our death, and by then the mark is there to be found.
+                close_fds=False,
+            )
     finally:
         log.close()
+        errors.close()
     # It is reaped through WorkerPopen; this keeps subprocess from waiting for it as well.
     child.returncode = 0
     return adopt_child(child.pid)
+
+
+@contextmanager
+def _bound_to(cpus: frozenset[int] | None) -> Iterator[None]:
+    """Have this thread, and so what it starts, run on these CPUs only.
+
+    Rather than in the child before it executes: that would need a fork where subprocess has less.
+    """
+    if cpus is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def check_program(command: Sequence[str]) -> None:

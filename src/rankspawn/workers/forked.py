@@ -23,11 +23,19 @@ from typing import Any, NoReturn
 from rankspawn import cpython
 from rankspawn.caller import warn_caller
 from rankspawn.descriptors import Owned, kept_in_fork
-from rankspawn.handlers import handler_of, handlers_held, handlers_to_inherit
-from rankspawn.workers import exceptions  # noqa: F401 - likewise
+from rankspawn.handlers import (
+    handler_of,
+    handlers_held,
+    handlers_to_inherit,
+    is_from_handler,
+)
+from rankspawn.portable import WATCHING
+from rankspawn.workers import (
+    exceptions,  # noqa: F401 - likewise
+    pickling,
+)
 from rankspawn.workers.child import (
     flush_c_output,
-    flush_output,
     leave_if_orphaned,
     run_and_leave,
     work,
@@ -37,15 +45,19 @@ from rankspawn.workers.inherited import (
     change_environment,
     encode_changes,
     redirect_output,
+    signals_blocked,
+    take_cpus,
     take_terminal,
 )
+from rankspawn.workers.known_classes import KnownClasses
 from rankspawn.workers.marker import make_mark_file
+from rankspawn.workers.own_children import chosen_method, give_method
 from rankspawn.workers.popen import WorkerPopen, adopt_child, end_child
 from rankspawn.workers.report import Report
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import TextIO
 
     from rankspawn.workers.inherited import EncodedChanges
@@ -69,8 +81,14 @@ os.register_at_fork(after_in_child=_renew_lock)
 def warn_about_threads() -> None:
     """Say once, at the caller's line, that forking a program with threads may hang."""
     others = [
-        thread for thread in threading.enumerate() if thread is not threading.current_thread()
+        thread
+        for thread in threading.enumerate()
+        if thread is not threading.current_thread() and not thread.name.startswith(WATCHING)
     ]
+    # Before Python 3.13 a thread that Python did not start, but that asked who it is, stays in
+    # the list for ever after it has ended. Only the numbers are kept: the frames hold this one.
+    running = set(sys._current_frames()) if others else set()
+    others = [thread for thread in others if thread.ident in running]
     if others and not _warned_about_threads:
         _warned_about_threads.append(True)
         names = ", ".join(sorted(thread.name for thread in others)[:5])
@@ -89,15 +107,16 @@ class ForkLauncher:
         with handlers_held():  # or one could come between a descriptor and whoever closes it
             self._null = Owned(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
             self._mark = Owned(make_mark_file(mark))
-        self._common = CommonToForks(
-            null=self._null.fileno(),
-            failure_event=failure_event.fileno(),
-            mark=self._mark.fileno(),
-        )
+            self._common = CommonToForks(
+                null=self._null.fileno(),
+                failure_event=failure_event.fileno(),
+                mark=self._mark.fileno(),
+            )
         self._encode = functools.cache(os.fsencode)
         # What is still buffered would be printed by every worker once more.
-        flush_output()
-        flush_c_output()
+        _flush_output()
+        with handlers_held():  # no handler can run within it
+            flush_c_output()
 
     def launch(self, specs: Sequence[WorkerSpec]) -> Generator[WorkerPopen, None, None]:
         """Fork one worker for each; see :class:`rankspawn.workers.start.Launcher`."""
@@ -108,7 +127,9 @@ class ForkLauncher:
         try:
             failure = _fork_all(workers, pids)
             while pids:
-                yield adopt_child(pids.popleft())
+                popen = adopt_child(pids.popleft())
+                popen.referred_to = self._common.classes
+                yield popen
             if failure is not None:
                 try:
                     raise failure
@@ -131,7 +152,7 @@ class ForkLauncher:
 def _fork_all(workers: Sequence[ForkedWorker], pids: deque[int]) -> OSError | None:
     """Fork until one cannot be; return why. The list gets the ids."""
     # Around all of them: what is done between two forks touches pages, which are then copied.
-    with cpython.tracker_kept():
+    with cpython.tracker_kept(), signals_blocked() as blocked:
         for worker in workers:
             try:
                 with kept_in_fork(worker.descriptors):
@@ -139,7 +160,7 @@ def _fork_all(workers: Sequence[ForkedWorker], pids: deque[int]) -> OSError | No
             except OSError as error:
                 return error
             if pid == 0:
-                worker.run()
+                worker.run(blocked.signals)
             pids.append(pid)
     return None
 
@@ -172,6 +193,8 @@ class CommonToForks:
             cpython.ChildMaker() if cpython.can_become_child() else None
         )
         self.stdin: TextIO | None = _open_input()
+        self.classes: KnownClasses = KnownClasses()
+        self.has_chosen_method: bool = chosen_method() is not None
         # The program's own, which others stand in for while signals are held back.
         self.handlers: dict[int, Any] = handlers_to_inherit()
         if callable(sigint_handler := _choose_sigint_handler()):
@@ -229,13 +252,15 @@ class ForkedWorker:
             *self._log,
         ]
 
-    def run(self) -> NoReturn:
-        """Work and leave."""
+    def run(self, blocked: Iterable[int]) -> NoReturn:
+        """Work and leave; these signals are let in once this can report."""
+        self._blocked = blocked
         # An event loop of the parent must not be woken by our signals.
         signal.set_wakeup_fd(-1)
         for number, handler in self._common.handlers.items():
             cpython.raw_signal.signal(number, handler)
         cpython.forget_exit_functions(weakref.finalize)
+        pickling.known_to_parent = self._common.classes
         run_and_leave(lambda: self._way(self))
 
     def _choose_way(self, common: CommonToForks) -> Callable[[ForkedWorker], int]:
@@ -247,23 +272,25 @@ class ForkedWorker:
         return ForkedWorker._work if bootstrap is None else ForkedWorker._work_by_bootstrap
 
     def _work_as_child(self) -> int:
-        return work(Report(self._outcome_file, self._common.failure_event), self._become_child)
+        return self._report_on(self._become_child)
 
     def _work(self) -> int:
-        return work(Report(self._outcome_file, self._common.failure_event), self._become_rank)
+        return self._report_on(self._become_rank)
 
     def _work_by_bootstrap(self) -> int:
         """As multiprocessing starts a child."""
 
         def run() -> NoReturn:
-            raise SystemExit(
-                work(Report(self._outcome_file, self._common.failure_event), self._become_rank)
-            )
+            raise SystemExit(self._work())
 
         self._process.run = run
         bootstrap = cpython.bootstrap_of(self._process)
         assert bootstrap is not None, "or this way is not chosen"
         return bootstrap()
+
+    def _report_on(self, become: Callable[[], Callable[[], Any]]) -> int:
+        report = Report(self._outcome_file, self._common.failure_event)
+        return work(report, become, self._blocked)
 
     def _become_child(self) -> Callable[[], Any]:
         assert self._common.maker is not None, "or this way is not chosen"
@@ -274,8 +301,11 @@ class ForkedWorker:
         carry_mark(self._common.mark)
         leave_if_orphaned(self._common.parent_pid)
         redirect_output(*self._log)
+        if not self._common.has_chosen_method:
+            give_method("fork")
         self._take_input()
         change_environment(self._changes)
+        take_cpus()
         return self._call
 
     def _take_input(self) -> None:
@@ -286,6 +316,16 @@ class ForkedWorker:
             os.dup2(self._common.null, 0)
             sys.stdin = self._common.stdin
         os.close(self._common.null)
+
+
+def _flush_output() -> None:
+    """As ``child.flush_output``, in the parent: it may take long, and a handler may raise."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception as error:
+            if is_from_handler(error):
+                raise
 
 
 def _close(file: TextIO | None) -> None:

@@ -2,7 +2,7 @@
 
 multiprocessing has one per program, whose preloads cannot be changed and whose socket file
 outlives a killed parent. Here there is one per set of preloaded modules, connected by a socket
-pair without a name; it ends when the parent's end closes, however the parent died.
+pair without a name; it ends when the parent's end closes, or its pidfd says that it died.
 
 A request is one packet with a ticket, and for a fork the worker's descriptors. An answer is a pair
 of numbers: the ticket and a process id, or minus the ticket and an exit code. It is kept under its
@@ -30,6 +30,7 @@ from multiprocessing import util
 from rankspawn.caller import warn_caller
 from rankspawn.descriptors import Owned, close_in_forks
 from rankspawn.errors import SpawnTimeoutError
+from rankspawn.handlers import handlers_held
 from rankspawn.interrupts import sigint_blocked
 from rankspawn.workers.child import Boot
 from rankspawn.workers.inherited import encode_changes
@@ -150,7 +151,8 @@ class ForkServer:
         """Have it import the modules; after an exception it has to be stopped."""
         # If the server is gone already, the wait for its answer says so.
         with contextlib.suppress(BrokenPipeError):
-            self._socket.send(json.dumps({"path": sys.path, "modules": self._preload}).encode())
+            asked = {"path": sys.path, "modules": self._preload, "parent": os.getpid()}
+            self._socket.send(json.dumps(asked).encode())
         while not self._hears(deadline):
             self._check_time(deadline)
         packet = b""
@@ -324,8 +326,8 @@ class ServedPopen(WorkerPopen):
             self.close()
             raise ConnectionError(_GONE)
 
-    def _open(self) -> int:
-        return os.pidfd_open(self.pid)
+    def _open(self) -> Owned:
+        return Owned(os.pidfd_open(self.pid))
 
     def _look(self) -> int:
         return self._server.status_of(self._ticket)
@@ -344,7 +346,8 @@ class ForkserverLauncher(SpawnLauncher):
     ) -> None:
         super().__init__(task, settings, failure_event, mark)
         self._deadline = settings.deadline
-        self._mark = Owned(make_mark_file(mark))
+        with handlers_held():  # or one could come between a descriptor and whoever closes it
+            self._mark = Owned(make_mark_file(mark))
         try:
             self._server = get_server(settings.preload, os.environ, settings.deadline)
         except BaseException:

@@ -19,11 +19,17 @@ from rankspawn.descriptors import Owned, Waker, close_in_forks
 from rankspawn.handlers import handlers_held, handlers_let_through, let_handlers_through
 from rankspawn.interrupts import patiently, wait_patiently, woken_by_signals
 from rankspawn.machine import OomCounts, describe_oom_kills, read_oom_counts
-from rankspawn.supervise.outcome import End, Outcome, failures_in
+from rankspawn.supervise.outcome import STATES, Outcome, failures_in
 from rankspawn.workers.guardian import Guarded, Guardian
 from rankspawn.workers.marker import kill_marked, new_mark
+from rankspawn.workers.meeting import MeetingPlace, write_entries
 from rankspawn.workers.running import close_forgotten, running
-from rankspawn.workers.teardown import kill_started, kill_workers, stop_workers
+from rankspawn.workers.teardown import (
+    describe_unreached,
+    kill_started,
+    kill_workers,
+    stop_workers,
+)
 from rankspawn.workers.worker import FunctionWorker, Worker
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -31,10 +37,9 @@ if TYPE_CHECKING:
     from rankspawn.descriptors import Closable
     from rankspawn.supervise.context import RankProcess
     from rankspawn.supervise.group import RankOutput
+    from rankspawn.workers.agent_store import AgentStore
     from rankspawn.workers.outcome_file import TakenReport
 
-# What people are told of ranks that ended; all others failed.
-_STATES = {End.RETURNED: "done", End.STOPPED: "stopped"}
 # The system's waits cannot take more than 24 days at once; a day is as good as for ever.
 _LONGEST_WAIT = 86_400.0
 
@@ -54,6 +59,7 @@ class WorkerGroup:
         oom_before: OomCounts,
         resources: Sequence[Closable],
         grace: float,
+        store: AgentStore | None = None,
     ) -> None:
         self.mark = mark
         # For a group that nobody joins.
@@ -73,7 +79,9 @@ class WorkerGroup:
         }
         # Index to outcome; grows as they end, or report a failure.
         self.outcomes: dict[int, Outcome] = {}
-        self.has_failed: bool = False  # one of them is a failure
+        self.has_failed: bool = False  # one of them is a failure, or the store is lost
+        self.lost: Outcome | None = None
+        self._store = store
         self._reports: dict[int, TakenReport] = {}
         self._last_lines: dict[int, str] = {}
         self._failure_event = failure_event
@@ -83,8 +91,7 @@ class WorkerGroup:
         self._changed = threading.Condition()
         # True after close(), and in a forked child, which has no business with these workers.
         self.closed: bool = False
-        # Called after each look and at the end: event loops, which must not miss what another
-        # thread noted.
+        # Called after each look and at the end: event loops must not miss what a thread noted.
         self.listeners: set[Callable[[], None]] = set()
         self._selecting_thread: int | None = None
         # In how many calls it selects: more than one if a handler of a signal waits in a wait.
@@ -93,7 +100,7 @@ class WorkerGroup:
         self._selector = selectors.DefaultSelector()
         close_in_forks(self._selector)
         self._selector.register(failure_event, selectors.EVENT_READ)
-        for sentinel in self.sentinels:
+        for sentinel in (*self.sentinels, *([store.sentinel] if store else ())):
             self._selector.register(sentinel, selectors.EVENT_READ)
 
     def fileno(self) -> int:
@@ -193,9 +200,7 @@ class WorkerGroup:
                 if self.closed:
                     return
                 self.closed = True
-                self._last_lines = {
-                    index: self.workers[index].describe_output() for index, _ in self.failures
-                }
+                self._last_lines = {index: self._describe_end(index) for index, _ in self.failures}
                 if self._may_select() and not self._selects:
                     self._close_descriptors()
                 else:  # another thread, or what a handler of a signal interrupted, will close them
@@ -278,6 +283,11 @@ class WorkerGroup:
             for index in self.sentinels.values():
                 if index not in self.outcomes and self.workers[index].header().is_failure:
                     self._note_outcome(index, None, now)
+        if self._store is not None and self._store.sentinel in ready:
+            self._selector.unregister(self._store.sentinel)
+            # Else nobody needs it any more.
+            if self._stopped_ns is None and (self.sentinels or self._store.is_shared):
+                self.lost, self.has_failed = self._store.describe_loss(now), True
 
     def stacks(self) -> dict[int, str]:
         """Rank to the Python stacks of all its threads, of the ranks that run."""
@@ -303,19 +313,21 @@ class WorkerGroup:
 
     def last_lines(self, index: int) -> str:
         """A rank's last lines, for its error; also after the end of the group."""
-        return self._last_lines.get(index) or self.workers[index].describe_output()
+        return self._last_lines.get(index) or self._describe_end(index)
+
+    def _describe_end(self, index: int) -> str:
+        return describe_unreached(self) + self.workers[index].describe_output()
 
     def state_of(self, index: int) -> str:
         """One word for what a rank does, or how it ended; waits for nobody."""
         state = "running"
         if index not in self.outcomes and not self.closed:
-            # Without the lock, which somebody may hold who waits for a fork server, or whom a
-            # debugger has stopped. If the end is noted meanwhile, descriptors are closed, and
-            # their numbers may be somebody else's: then what is read here does not count.
+            # Without the lock: its holder may wait for a fork server, or be stopped by a debugger.
+            # If the end is noted meanwhile, descriptors are others', and this does not count.
             with suppress(OSError, ValueError):
                 state = self.workers[index].state()
         outcome = self.outcomes.get(index)
-        return state if outcome is None else _STATES.get(outcome.end, "failed")
+        return state if outcome is None else STATES.get(outcome.end, "failed")
 
     def steps_of(self, index: int) -> bytes:
         """What the rank said last with ``rankspawn.report``, as a record."""
@@ -328,9 +340,8 @@ class WorkerGroup:
         return self.workers[index].open_output()
 
     def _note_outcome(self, index: int, exit_code: int | None, now: int) -> None:
-        evidence = None
-        if exit_code == -signal.SIGKILL:
-            evidence = describe_oom_kills(self._oom_before, read_oom_counts())
+        killed = exit_code == -signal.SIGKILL
+        evidence = describe_oom_kills(self._oom_before, read_oom_counts()) if killed else None
         outcome = self.workers[index].decide_outcome(
             exit_code, seen_ns=now, stopped_ns=self._stopped_ns, evidence=evidence
         )
@@ -339,18 +350,20 @@ class WorkerGroup:
 
 
 def assemble(
-    start: Callable[[str, Owned, list[Worker]], None],
+    start: Callable[[str, str, Owned, list[Worker]], None],
     *,
     grace: float,
     resources: Sequence[Closable] = (),
+    store: AgentStore | None = None,
 ) -> WorkerGroup:
     """Have workers started, watched over in case this process dies; all of them, or none.
 
     Args:
-        start: Starts them; it gets the mark that each must carry, an eventfd that a failing
-            one may write to, and a list for those that run.
+        start: Starts them; it gets the mark that each must carry, where they can meet, an
+            eventfd that a failing one may write to, and a list for those that run.
         grace: Seconds that they get to end, if this process dies.
         resources: What they need while they run; closed with the group.
+        store: A process that they need; started before them, closed with the group.
 
     Raises:
         Exception: Whatever ``start`` raised; those that it had started were killed.
@@ -367,9 +380,15 @@ def assemble(
         # Before the first worker, so that there is no moment without it.
         guardian = Guardian(mark, grace)
         closables.append(guardian)
+        meeting = MeetingPlace()
+        closables.append(meeting)
+        if store is not None:
+            closables.append(store)
+            guardian.watch(store.start(mark))
         workers = Guarded(guardian)
-        start(mark, event, workers)
-        group = WorkerGroup(workers, mark, event, began_ns, oom_before, closables, grace)
+        start(mark, meeting.address, event, workers)
+        write_entries(meeting.fileno(), [worker.popen.pid for worker in workers])
+        group = WorkerGroup(workers, mark, event, began_ns, oom_before, closables, grace, store)
         running.add(group)
     except BaseException:
         kill_started(workers)

@@ -20,6 +20,7 @@ import subprocess
 import sys
 
 from rankspawn.descriptors import Owned, anonymous_file
+from rankspawn.portable import forced_alike, has_proc, is_portable
 from rankspawn.workers.marker import ticks_since_boot
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -33,8 +34,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 _SHELL = "/bin/sh"
 # Builtins only: where no more processes may be made, it becomes Python all the same. ``read``
-# ends with the lifeline, or after the nap, which for a shell is an error of its input.
-_SCRIPT = 'trap "" HUP INT TERM QUIT; read -r _; exec "$@"'
+# ends with the lifeline, or after the nap, which for a shell is an error of its input. Busybox
+# polls before it reads, so it never sees that one; it has -t, as dash has not, which then says 2.
+_SCRIPT = 'trap "" HUP INT TERM QUIT; read -r -t 1 _; [ $? -ne 2 ] || read -r _; exec "$@"'
 # How long it stays a shell. Long against starting a group, and all that a parent's death can
 # come late if a copy of it keeps the lifeline open.
 _NAP_SECONDS = 0.25
@@ -70,8 +72,9 @@ class Guardian:
         with theirs:
             theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(_NAP_SECONDS))
             try:
-                seconds = min(max(0.0, grace), _LONGEST_GRACE)
-                self._process = _start(theirs.fileno(), self._table.fileno(), mark, seconds)
+                if has_proc():  # or it would find nobody
+                    seconds = min(max(0.0, grace), _LONGEST_GRACE)
+                    self._process = _start(theirs.fileno(), self._table.fileno(), mark, seconds)
             except OSError as error:
                 logger.warning(
                     "workers would outlive a killed parent: a guardian cannot be started (%s)",
@@ -92,7 +95,12 @@ class Guardian:
         """End it; a second call does nothing."""
         if self._process is not None and not self._lifeline.closed:
             # It may not have come to its first line yet, so asking it to leave would take longer.
-            self._process.kill()
+            try:
+                self._process.kill()
+            except PermissionError:
+                # This process has given up the rights it had, and the guardian still has them: it
+                # ends what is left of the workers, as if this process had died.
+                self._lifeline.close()
             self._process.wait()
         self._lifeline.close()
         self._table.close()
@@ -118,7 +126,9 @@ class _Process(subprocess.Popen[bytes]):
 
 
 def _start(lifeline: int, table: int, mark: str, seconds: float) -> subprocess.Popen[bytes]:
-    this = os.pidfd_open(os.getpid())
+    # Without a pidfd there is only the lifeline, which a copy of this process may keep open. To
+    # look at /proc from time to time would wake an idle machine.
+    this = os.dup(lifeline) if is_portable() else os.pidfd_open(os.getpid())
     try:
         arguments = [mark, str(seconds), str(table), str(this)]
         python = [_interpreter(), "-I", "-S", *_flags(), "-c", _CODE, *arguments]
@@ -132,8 +142,11 @@ def _start(lifeline: int, table: int, mark: str, seconds: float) -> subprocess.P
             pass_fds=(table, this),
             cwd="/",
             # Not the job's own environment: the guardian must not carry the mark. But what Python
-            # needs to be loaded.
-            env={name: value for name, value in os.environ.items() if name.startswith("LD_")},
+            # needs to be loaded, and which way is taken.
+            env={
+                **{name: value for name, value in os.environ.items() if name.startswith("LD_")},
+                **forced_alike(),
+            },
             # A terminal that closes, or Ctrl-C in it, must not end the guardian.
             start_new_session=True,
         )

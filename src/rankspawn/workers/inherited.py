@@ -10,6 +10,8 @@ import io
 import os
 import sys
 
+from rankspawn.cpython import raw_signal
+
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +24,26 @@ if TYPE_CHECKING:
 received: list[int] = []
 MARK_SIZE = 4096
 _carried: list[object] = []
+_SIGNALS = raw_signal.valid_signals()
+
+
+class signals_blocked:
+    """A block around forks: the workers begin with all signals blocked.
+
+    ``child.work`` lets ``signals`` in. Before it, Python drops what a handler raises in the hooks
+    of a fork, so that a SIGTERM would be lost; and after these it would be raised in the code that
+    the worker is a copy of, which ends the other workers. It has one thread, so blocking is enough.
+    """
+
+    __slots__ = ("_before", "signals")
+
+    def __enter__(self) -> signals_blocked:
+        self._before = raw_signal.pthread_sigmask(raw_signal.SIG_BLOCK, _SIGNALS)
+        self.signals: set[int] = {*(_SIGNALS - self._before), raw_signal.SIGINT}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        raw_signal.pthread_sigmask(raw_signal.SIG_SETMASK, self._before)
 
 
 def carry_mark(fd: int) -> None:
@@ -132,3 +154,9 @@ class ReceivedFd:
     def detach(self) -> int:
         """The number; whoever asks owns it from now on."""
         return received[self.place]
+
+
+def take_cpus() -> None:
+    """Run on the CPUs that the plan has for this rank, if any; threads come later, and inherit."""
+    if cpus := os.environ.get("RANKSPAWN_CPUS"):  # plan.numa, which a worker does not load
+        os.sched_setaffinity(0, map(int, cpus.split(",")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from dataclasses import dataclass
@@ -78,6 +79,9 @@ def open_capture() -> tuple[Owned, Owned]:
         # are made through the descriptor it was created with.
         flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
         return Owned(os.open(f"/proc/self/fd/{read.fileno()}", flags)), read
+    except FileNotFoundError:  # there is no /proc; whoever shows it looks for changes then
+        fcntl.fcntl(read, fcntl.F_SETFL, os.O_APPEND)
+        return Owned(os.dup(read.fileno())), read
     except BaseException:
         read.close()
         raise
@@ -100,15 +104,15 @@ def open_output(rank: int, *, log_dir: str | None, keep: bool) -> Output:
     return Output(log, path, start=os.fstat(log.fileno()).st_size)
 
 
-def read_tail(path: str, *, start: int = 0, lines: int = TAIL_LINES) -> list[str]:
+def read_tail(file: str | int, *, start: int = 0, lines: int = TAIL_LINES) -> list[str]:
     """The last lines, as they look in the end; none if the file is empty or gone.
 
     Args:
-        path: Of the log.
+        file: The path of the log, or a descriptor, which stays open.
         start: Where it began this time; what is before it belongs to others.
         lines: At most so many.
     """
-    data = read_end(path, start=start, most=lines * _BYTES_PER_LINE)
+    data = read_end(file, start=start, most=lines * _BYTES_PER_LINE)
     if not data:
         return []
     from rankspawn.workers.lines import LineAssembler  # on the way to an error only
@@ -118,16 +122,16 @@ def read_tail(path: str, *, start: int = 0, lines: int = TAIL_LINES) -> list[str
     return [line.decode("utf-8", "replace") for line in found[-lines:]]
 
 
-def read_end(path: str, *, start: int, most: int) -> bytes:
+def read_end(file: str | int, *, start: int, most: int) -> bytes:
     """The last bytes of a log, at most so many; none if the file is empty or gone.
 
     Args:
-        path: Of the log.
+        file: Its path, or a descriptor, which stays open.
         start: Where it began this time, unless somebody has emptied it since.
         most: The number of bytes.
     """
     try:
-        with open(path, "rb") as log:
+        with open(file, "rb", closefd=isinstance(file, str)) as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(start if start <= end else 0, end - most))
             return log.read()
@@ -145,7 +149,7 @@ def describe_capture(captured: Owned) -> str:
     """The same of a file without a name."""
     if captured.closed:
         return ""
-    lines = _quote(read_tail(f"/proc/self/fd/{captured.fileno()}"))
+    lines = _quote(read_tail(captured.fileno()))
     return f"the last lines that it printed:\n{lines}" if lines else ""
 
 

@@ -20,6 +20,7 @@ import select
 import time
 
 from rankspawn.cpython import raw_signal
+from rankspawn.portable import is_portable
 from rankspawn.workers.inherited import MARK_SIZE
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -36,10 +37,12 @@ GONE_SECONDS = 5.0
 _LOOKS_IN_VAIN = 4
 # The system's waits cannot take more than 24 days.
 _LONGEST_WAIT = 1e6
+# How often a process is looked at that cannot be waited for.
+_LOOK_SECONDS = 0.01
 # About what it takes to become another program.
 _EXECUTION_SECONDS = 0.001
 # Places in /proc/<pid>/stat, counted from the state on, and a flag in it.
-_STATE, _FLAGS, _START, _ENVIRONMENT = 0, 6, 19, slice(47, 49)
+_STATE, _PARENT, _FLAGS, _START, _ENVIRONMENT = 0, 1, 6, 19, slice(47, 49)
 _IS_KERNEL_THREAD = 0x200000
 # Later than any process was started.
 _NEVER = 1 << 63
@@ -101,11 +104,19 @@ def find_marked(mark: str, unsure: Uncertainty | None = None) -> Iterator[int]:
     """
     made = _time_of(mark)
     unsure = unsure or Uncertainty()
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid() or when_started(int(name)) < made:
+    for pid in list_processes():
+        if pid == os.getpid() or when_started(pid) < made:
             continue
-        if is_marked(int(name), mark, unsure):
-            yield int(name)
+        if is_marked(pid, mark, unsure):
+            yield pid
+
+
+def list_processes() -> list[int]:
+    """The numbers of all processes that there are."""
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    except FileNotFoundError:  # another system, or not mounted: then nobody can be found
+        return []
 
 
 def is_marked(pid: int, mark: str, unsure: Uncertainty) -> bool:
@@ -149,6 +160,23 @@ def when_started(pid: int) -> int:
     return int(fields[_START]) if fields else _NEVER
 
 
+def parent_of(pid: int) -> int:
+    """Whose child it is, which everybody may know; 0 of one that is gone."""
+    fields = _read_stat(str(pid))
+    return int(fields[_PARENT]) if fields else 0
+
+
+def hides_mark(pid: int) -> bool:
+    """We may not look at it: it is not dumpable, or somebody else's."""
+    try:
+        _read(f"/proc/{pid}/environ")
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def _read_stat(pid: str) -> list[bytes]:
     """From the third field on; the name, which may hold anything, is in parentheses before."""
     try:
@@ -172,55 +200,102 @@ def kill_marked(mark: str) -> list[int]:
             fresh = [pid for pid in find_marked(mark, unsure) if pid not in found]
             known = len(found)
             for pid in fresh:
-                pidfd = open_marked(pid, mark, unsure)
-                if pidfd >= 0:
-                    found[pid] = pidfd
-                    send(pidfd, raw_signal.SIGSTOP)
+                handle = open_marked(pid, mark, unsure)
+                if handle >= 0:
+                    found[pid] = handle
+                    send(handle, raw_signal.SIGSTOP)
             if len(found) > known:
                 in_vain = 0
             elif (fresh or unsure.executing) and time.monotonic() < deadline:
                 time.sleep(_EXECUTION_SECONDS)
             else:
                 in_vain += 1 if len(unsure.ended) > ended_before else _LOOKS_IN_VAIN
-        for pidfd in found.values():
-            send(pidfd, raw_signal.SIGKILL)
+        for handle in found.values():
+            send(handle, raw_signal.SIGKILL)
         # Bounded, because the kernel may hold one in a system call.
         wait_for_ends(found.values(), time.monotonic() + GONE_SECONDS)
     finally:
-        for pidfd in found.values():
-            os.close(pidfd)
+        for handle in found.values():
+            os.close(handle)
     return list(found)
 
 
 def open_marked(pid: int, mark: str, unsure: Uncertainty | None = None) -> int:
-    """A pidfd; -1 if it ended, and its number may be a stranger's, or becomes another program."""
+    """A handle; -1 if it ended, and its number may be a stranger's, or becomes another program."""
     try:
-        pidfd = os.pidfd_open(pid)
+        handle = open_process(pid)
     except OSError:
         return -1
     if is_marked(pid, mark, unsure or Uncertainty()):
-        return pidfd
-    os.close(pidfd)
+        return handle
+    os.close(handle)
     return -1
 
 
-def wait_for_ends(pidfds: Iterable[int], deadline: float) -> bool:
+def open_process(pid: int) -> int:
+    """A handle of a process, which cannot become a stranger's: a pidfd, or its folder in /proc.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    if not is_portable():
+        return os.pidfd_open(pid)
+    # What is opened below it is that process, or nothing, whoever has the number by then.
+    return os.open(f"/proc/{pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
+def _pid_of(folder: int) -> int:
+    """The number of a process that is held by its folder; 0 if it has ended."""
+    try:
+        fd = os.open("stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    except OSError:
+        return 0
+    try:
+        number, _, rest = os.read(fd, 4096).partition(b" ")
+        return 0 if rest.rpartition(b")")[2].split()[_STATE] in (b"Z", b"X") else int(number)
+    except OSError:  # it ended just now
+        return 0
+    finally:
+        os.close(fd)
+
+
+def wait_for_ends(handles: Iterable[int], deadline: float) -> bool:
     """Wait until all are gone; False if one is not when the (monotonic) time has come."""
     gone = True
-    for pidfd in pidfds:
-        poller = select.poll()
-        poller.register(pidfd, select.POLLIN)
-        left = min(max(0.0, deadline - time.monotonic()), _LONGEST_WAIT)
-        gone = bool(poller.poll(left * 1000)) and gone
+    wait = _look_at_folder if is_portable() else _poll_pidfd
+    for handle in handles:
+        gone = wait(handle, deadline) and gone
     return gone
 
 
-def send(pidfd: int, number: int) -> None:
-    """Send a signal; nothing happens if the process ended, or is not ours to signal."""
-    try:  # noqa: SIM105 - contextlib takes the guardian 3 ms
-        raw_signal.pidfd_send_signal(pidfd, number)
+def _poll_pidfd(pidfd: int, deadline: float) -> bool:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    left = min(max(0.0, deadline - time.monotonic()), _LONGEST_WAIT)
+    return bool(poller.poll(left * 1000))
+
+
+def _look_at_folder(folder: int, deadline: float) -> bool:
+    while _pid_of(folder):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
+
+
+def send(handle: int, number: int) -> bool:
+    """Send a signal; False, and nothing happens, if it ended, or is not ours to signal."""
+    try:
+        if not is_portable():
+            raw_signal.pidfd_send_signal(handle, number)
+        elif pid := _pid_of(handle):
+            # By number after all, but of one that was there a moment ago.
+            os.kill(pid, number)
+        else:
+            return False
     except OSError:
-        pass
+        return False
+    return True
 
 
 def _read(path: str) -> bytes:

@@ -2,7 +2,8 @@
 
 The workers are known by number and time of start, so nothing of them has to be read but that
 time, which everybody may; a process that is not dumpable hides all else from a user who is not
-root. What they started is found by the mark. All are signalled by pidfd.
+root. What they started is found by the mark; or, if it hides that, as a child of one that is known,
+which it is as long as that one lives. All are signalled by pidfd, or what stands in for it.
 
 Loads little, and all of it before it is needed: each group that lasts has one such process.
 """
@@ -19,8 +20,12 @@ from rankspawn.cpython import raw_signal
 from rankspawn.workers.marker import (
     GONE_SECONDS,
     find_marked,
+    hides_mark,
     kill_marked,
+    list_processes,
     open_marked,
+    open_process,
+    parent_of,
     send,
     wait_for_ends,
     when_started,
@@ -70,9 +75,11 @@ def end_orphans(mark: str, grace: float, table: int, lifeline: int) -> None:
     calm = 0
     for _ in range(_LOOKS):
         # Those that cannot be found by the mark; none may fork while the others are looked for.
-        for number in (raw_signal.SIGSTOP, raw_signal.SIGKILL):
-            for pidfd in held.values():
-                send(pidfd, number)
+        _send(held, raw_signal.SIGSTOP)
+        while hidden := _open_hidden(held):
+            _send(hidden, raw_signal.SIGSTOP)
+            held.update(hidden)
+        _send(held, raw_signal.SIGKILL)
         calm = 0 if kill_marked(mark) else calm + 1
         if calm >= _CALM_LOOKS and _is_over(0, lifeline):
             break
@@ -83,15 +90,22 @@ def end_orphans(mark: str, grace: float, table: int, lifeline: int) -> None:
 def _terminate_others(held: dict[int, int], mark: str, table: int) -> bool:
     """Send SIGTERM to all that are not held yet, and hold them; False if there were none."""
     fresh = {**_open_workers(table, held), **_open_descendants(mark, held)}
-    for number in (raw_signal.SIGTERM, raw_signal.SIGCONT):  # which a stopped one needs to act
-        for pidfd in fresh.values():
-            send(pidfd, number)
+    # Before any of them is told to end, and its children are somebody else's.
+    while hidden := _open_hidden({**held, **fresh}):
+        fresh.update(hidden)
+    _send(fresh, raw_signal.SIGTERM)
+    _send(fresh, raw_signal.SIGCONT)  # which a stopped one needs to act
     held.update(fresh)
     return bool(fresh)
 
 
+def _send(held: dict[int, int], number: int) -> None:
+    for handle in held.values():
+        send(handle, number)
+
+
 def _open_workers(table: int, held: dict[int, int]) -> dict[int, int]:
-    """Pid to pidfd of the workers that are still there."""
+    """Pid to handle of the workers that are still there."""
     found: dict[int, int] = {}
     # All but what follows the last end of a line: the parent may have died in the middle of one.
     for line in os.pread(table, os.fstat(table).st_size, 0).split(b"\n")[:-1]:
@@ -99,21 +113,41 @@ def _open_workers(table: int, held: dict[int, int]) -> dict[int, int]:
         if pid in held:
             continue
         try:
-            pidfd = os.pidfd_open(pid)
+            handle = open_process(pid)
         except OSError:
             continue
         # In this order: if it ends between the two, whoever gets its number was started later.
         if when_started(pid) <= noted:
-            found[pid] = pidfd
+            found[pid] = handle
         else:
-            os.close(pidfd)
+            os.close(handle)
     return found
 
 
 def _open_descendants(mark: str, held: dict[int, int]) -> dict[int, int]:
-    """Pid to pidfd of all others that carry the mark."""
+    """Pid to handle of all others that carry the mark."""
     opened = ((pid, open_marked(pid, mark)) for pid in find_marked(mark) if pid not in held)
-    return {pid: pidfd for pid, pidfd in opened if pidfd >= 0}
+    return {pid: handle for pid, handle in opened if handle >= 0}
+
+
+def _open_hidden(held: dict[int, int]) -> dict[int, int]:
+    """Pid to handle of their children that are not held yet, and hide whether they are marked."""
+    found: dict[int, int] = {}
+    for pid in list_processes():
+        parent = parent_of(pid)
+        if parent not in held or pid in held or not hides_mark(pid):
+            continue
+        try:
+            handle = open_process(pid)
+        except OSError:
+            continue
+        # Not one that cannot be signalled, as with sudo. In this order: the parent still is who it
+        # was when the child named it.
+        if send(handle, 0) and parent_of(pid) == parent and send(held[parent], 0):
+            found[pid] = handle
+        else:
+            os.close(handle)
+    return found
 
 
 def _allow_many_descriptors() -> None:

@@ -95,14 +95,14 @@ def seal(fd: int) -> None:
     """
     try:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    except OSError:
+    except (OSError, AttributeError):
         return
 
 
 def _is_sealed(fd: int) -> bool:
     try:
         return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
-    except OSError:
+    except (OSError, AttributeError):
         return False
 
 

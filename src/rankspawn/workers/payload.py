@@ -21,6 +21,7 @@ from types import MethodDescriptorType, MethodType, ModuleType, WrapperDescripto
 from typing import Any
 
 from rankspawn.descriptors import Owned, anonymous_file
+from rankspawn.file_limit import is_too_large, too_large
 from rankspawn.handlers import handlers_held, is_from_handler
 from rankspawn.workers.culprit import find_culprit
 from rankspawn.workers.inherited import ReceivedFd, SameFd
@@ -202,11 +203,9 @@ class SendingRules(Rules):
         }
         self.reducers[MethodType] = _reduce_method
         if "torch" in sys.modules or "paddle" in sys.modules:
-            from rankspawn.workers.tensors import paddle_reducers, tensor_reducers
+            from rankspawn.workers.tensors import add_reducers
 
-            self.reducers |= paddle_reducers(self.reducers)
-            if not self.inheritance.shares_tensors:
-                self.reducers |= tensor_reducers(self.reducers, shared_stay_shared=True)
+            add_reducers(self, torch_too=not self.inheritance.shares_tensors)
 
     def begin(self) -> None:
         """Called before each attempt."""
@@ -292,7 +291,9 @@ def _is_importable(name: str) -> bool:
     parent = sys.modules.get(name.rpartition(".")[0])
     try:
         spec = _find_spec(name, getattr(parent, "__path__", None))
-    except Exception:
+    except Exception as error:
+        if is_from_handler(error):
+            raise
         return True
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
     origin = origin or getattr(module, "__file__", None)
@@ -300,11 +301,8 @@ def _is_importable(name: str) -> bool:
 
 
 def _find_spec(name: str, path: Sequence[str] | None) -> Any:
-    for finder in sys.meta_path:
-        spec = finder.find_spec(name, path)
-        if spec is not None:
-            return spec
-    return None
+    specs = (finder.find_spec(name, path) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def _write_part(
@@ -324,6 +322,8 @@ def _write_part(
     except Exception as error:
         if is_from_handler(error):
             raise
+        if is_too_large(error):
+            raise too_large("func and its arguments cannot be sent to a worker") from None
         with handlers_held():  # the search takes every exception for one of what it pickles
             explained = _explain(error, names, rules)
         raise explained from error
@@ -334,8 +334,7 @@ def _write_part(
 def _explain(error: Exception, names: Mapping[str, Any], rules: SendingRules) -> TypeError:
     """The error that names the culprit; ``names`` maps how users call the parts to the parts."""
     for name, value in names.items():
-        found = find_culprit(value, name, rules)
-        if found is not None:
+        if (found := find_culprit(value, name, rules)) is not None:
             path, culprit, reason = found
             kind = type(culprit)
             advice = _SHARED_ADVICE if kind.__module__.startswith("multiprocessing") else _ADVICE

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any, BinaryIO, ClassVar
 
+    from rankspawn.workers.known_classes import KnownClasses
+    from rankspawn.workers.tensors import Overlaps
+
 _pickle = load_pickle()
 _PlainPickler: Any = _pickle.Pickler
 loads: Callable[..., Any] = _pickle.loads
@@ -33,6 +36,8 @@ OUT_OF_BAND = 64 * 1024
 BY_REFERENCE = "by reference"
 BY_VALUE = "by value"
 _CachedFunction: Any = type(functools.cache(len))
+# What this process has in common with its parent, if it is a forked worker.
+known_to_parent: KnownClasses | None = None
 
 
 class ByValueNeeded(Exception):
@@ -50,6 +55,10 @@ class Rules:
     choose_way: Callable[[Any], str | None] | None = None
     # Reducers beside copyreg's: multiprocessing's own, for what a starting process inherits.
     reducers: Mapping[type, Callable[[Any], Any]] | None = None
+    # Classes that the other side has as well, whatever they are called.
+    known: KnownClasses | None = None
+    # Which tensors have memory in common; none where no framework is loaded.
+    overlaps: Overlaps | None = None
 
     def begin(self) -> None:
         """Called before each attempt; forget what the last one recorded."""
@@ -62,7 +71,15 @@ class Rules:
         return False
 
 
-def refuse_descriptors() -> dict[type, Callable[[Any], Any]]:
+def rules_of_worker() -> Rules:
+    """Runs in the worker: how it pickles what it sends back."""
+    rules = Rules()
+    rules.reducers = _refuse_descriptors()
+    rules.known = known_to_parent
+    return rules
+
+
+def _refuse_descriptors() -> dict[type, Callable[[Any], Any]]:
     """Reducers for a worker that refuse what is only a number in another process.
 
     pickle itself takes a pipe's end for plain data. The parent's copy would stand for whatever has
@@ -83,24 +100,41 @@ def dump(obj: Any, stream: BinaryIO, rules: Rules) -> list[memoryview]:
         One of ``CANNOT_PICKLE``, or what an object's own ``__reduce__`` raised.
     """
     start = stream.tell()
+    by_name = (_plain_pickler,) if rules.known is None else (_plain_pickler, _referring_pickler)
     try:
-        rules.begin()
-        try:
-            return _attempt(_plain_pickler, obj, stream, rules)
-        except (ByValueNeeded, *CANNOT_PICKLE) as error:
-            if rules.is_interruption(error):
-                raise
-            stream.seek(start)
-            stream.truncate()
-        rules.begin()
+        for make_pickler in by_name:
+            try:
+                return _attempt(make_pickler, obj, stream, rules)
+            except (ByValueNeeded, *CANNOT_PICKLE) as error:
+                if rules.is_interruption(error):
+                    raise
+                stream.seek(start)
+                stream.truncate()
         return _attempt(_cloud_pickler, obj, stream, rules)
     finally:
         rules.end()
+        if rules.overlaps is not None:
+            rules.overlaps.forget()
 
 
 def _attempt(
     make_pickler: Callable[..., Any], obj: Any, stream: BinaryIO, rules: Rules
 ) -> list[memoryview]:
+    start = stream.tell()
+    if rules.overlaps is not None:
+        rules.overlaps.forget()
+    left_out = _pickle_once(make_pickler, obj, stream, rules)
+    if rules.overlaps is not None and rules.overlaps.are_new():
+        stream.seek(start)
+        stream.truncate()
+        left_out = _pickle_once(make_pickler, obj, stream, rules)
+    return left_out
+
+
+def _pickle_once(
+    make_pickler: Callable[..., Any], obj: Any, stream: BinaryIO, rules: Rules
+) -> list[memoryview]:
+    rules.begin()
     left_out: list[memoryview] = []
 
     def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -139,6 +173,36 @@ def _plain_pickler(stream: BinaryIO, buffer_callback: Any, rules: Rules) -> Any:
     return pickler
 
 
+class _ReferringPickler(_PlainPickler):  # type: ignore[misc]  # of either module
+    """Plain pickle that also knows classes without a name.
+
+    Not the first one to be tried: it is asked about every object that is not of a built-in type.
+    """
+
+    known: KnownClasses
+
+    def reducer_override(self, obj: Any) -> Any:
+        return _refer(obj, self.known) or NotImplemented
+
+
+def _referring_pickler(stream: BinaryIO, buffer_callback: Any, rules: Rules) -> Any:
+    pickler: Any = _ReferringPickler(stream, PROTOCOL, buffer_callback=buffer_callback)
+    pickler.known = rules.known
+    if rules.reducers:
+        pickler.dispatch_table = {**copyreg.dispatch_table, **rules.reducers}
+    return pickler
+
+
+def _refer(obj: Any, known: KnownClasses | None) -> tuple[Any, ...] | None:
+    """What stands for a class that is not found by its name; None if nothing does."""
+    # Not isinstance: it asks the object for its class, which may be anybody's code.
+    if known is None or not issubclass(type(obj), type):
+        return None
+    # cloudpickle would send the main module's classes by value.
+    in_main = getattr(obj, "__module__", None) in ("__main__", "__mp_main__")
+    return known.refer_to(obj) if in_main or not _is_found_by_name(obj) else None
+
+
 def _cloud_pickler(stream: BinaryIO, buffer_callback: Any, rules: Rules) -> Any:
     import cloudpickle
 
@@ -158,6 +222,8 @@ def _cloud_pickler(stream: BinaryIO, buffer_callback: Any, rules: Rules) -> Any:
         }
 
         def reducer_override(self, obj: Any) -> Any:
+            if (reference := _refer(obj, rules.known)) is not None:
+                return reference
             how = choose_way(obj)
             if how is BY_REFERENCE:
                 return NotImplemented  # cloudpickle would send a script's functions by value

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 
 from rankspawn.cpython import interpreter_flags
 from rankspawn.descriptors import Owned
+from rankspawn.portable import is_portable, open_event
 from rankspawn.supervise.outcome import STATUS_LOST
 
 # The folder that holds this package: a worker finds it there whatever its own path says.
@@ -31,17 +32,21 @@ class WorkerPopen:
         self.pid = pid
         self.returncode: int | None = None
         self.status_lost: bool = False
+        # This process was not permitted to signal it.
+        self.out_of_reach: bool = False
+        # What its report may refer to, and so has to be kept as long as that.
+        self.referred_to: object = None
         # Two threads may see the end at once; a handler waits in the thread that it interrupts.
         self._reaping = threading.RLock()
         # multiprocessing's own sentinel is a pipe whose other end the worker's children inherit,
         # so it does not fire while one of them lives. And a signal through a pidfd cannot hit a
         # stranger who got the same process id.
         try:
-            self._pidfd = Owned(self._open())
+            self._pidfd = self._open()
         except (ProcessLookupError, ChildProcessError):
             # It ended already, and the system or somebody else has collected its status. An
-            # eventfd that is readable from the start stands for it in every selector.
-            self._pidfd = Owned(os.eventfd(1, os.EFD_CLOEXEC))
+            # event that is readable from the start stands for it in every selector.
+            self._pidfd = Owned(open_event(is_set=True))
             self.returncode, self.status_lost = STATUS_LOST, True
         self._seen: int | None = None
         self.sentinel: int = self._pidfd.fileno()
@@ -63,8 +68,13 @@ class WorkerPopen:
     def send_signal(self, number: int) -> None:
         """Send a signal; nothing happens if the process ended."""
         if self.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.sentinel, number)
+            try:
+                self._send(number)
+            except ProcessLookupError:
+                return
+            except PermissionError:
+                self.out_of_reach = True
+                raise
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -87,6 +97,9 @@ class WorkerPopen:
         if self.poll() is not None:
             self._pidfd.close()
 
+    def _send(self, number: int) -> None:
+        signal.pidfd_send_signal(self.sentinel, number)
+
     def _collect(self) -> None:
         try:
             if self._seen is None:
@@ -98,9 +111,9 @@ class WorkerPopen:
             self.status_lost = self._seen is None
         self.returncode = STATUS_LOST if self._seen is None else self._seen
 
-    def _open(self) -> int:
+    def _open(self) -> Owned:
         """A pidfd; ProcessLookupError or ChildProcessError if it was reaped already."""
-        return _open_child(self.pid)
+        return Owned(_open_child(self.pid))
 
     def _look(self) -> int:
         """The exit code of the ended process, which stays there to be looked at."""
@@ -128,6 +141,10 @@ def _open_child(pid: int) -> int:
 def adopt_child(pid: int) -> WorkerPopen:
     """Take charge of a process that was just started; if that fails, it is ended."""
     try:
+        if is_portable():
+            from rankspawn.workers.watched import WatchedPopen
+
+            return WatchedPopen(pid)
         return WorkerPopen(pid)
     except BaseException:
         end_child(pid)

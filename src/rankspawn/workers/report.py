@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-STARTED, IN_FUNCTION = 1, 2
+# FOLLOWING: it failed because another rank is gone, which is the one to blame.
+STARTED, IN_FUNCTION, FOLLOWING = 1, 2, 3
 # FAILING: an exception was raised, and its traceback is not written yet.
 RETURNED, RAISED, EXITED, FAILING = 1, 2, 3, 4
 HEADER_WORDS = 9
@@ -60,10 +61,13 @@ STACKS_IN_C_SIGNAL = STACKS_SIGNAL and STACKS_SIGNAL - 1
 # wait for a CPU; and they may come late, behind those that were written in C.
 STACKS_BEGIN, STACKS_END = b"\f", b"\v"
 _ONE = (1).to_bytes(8, "little")
-# Of a text that does not fit: enough for the last lines of a traceback.
-_SHORT_TEXT = 2000
+# The place for the end of a text that does not fit: enough for the last lines of a traceback.
+_TEXT_AT = (HEADER_WORDS + PARENT_WORDS) * WORD
+_CUT_OFF = b"(the beginning is cut off by `ulimit -f`)\n..."
 # What a rank exits with that could not report: nothing else can be told without its file.
 REPORT_LOST = 97
+# And one whose limit on the size of files does not even leave room for the header.
+NO_ROOM = 98
 
 
 class ReportLostError(OSError):
@@ -86,6 +90,8 @@ class Report:
         # What the parent wants to be different from usual.
         self.flags: int = words[0]
         self._event_number = words[1]
+        # Tells a FIFO from others; all eventfds have the same, and a number besides.
+        self._event_identity = _identify(failure_event)
         self._parent = (words[2], words[3])
         self._stacks_fd = -1
         self._failure_event = failure_event
@@ -108,7 +114,10 @@ class Report:
         """From now on signals have all Python stacks written to this file."""
         if not STACKS_SIGNAL:
             return
-        file = self._open_for_stacks()
+        try:
+            file = self._open_for_stacks()
+        except FileNotFoundError:  # there is no /proc, without which nobody asks either
+            return
 
         def write_stacks(*_: object) -> None:
             if _identify(file) != self._identity:  # the program has closed it, or has another there
@@ -149,12 +158,17 @@ class Report:
         self._commit(EXITED, 0, code, text)
         self._wake_parent()
 
-    def failing(self) -> None:
+    def failing(self, error: BaseException) -> None:
         """Tell the parent that an exception was raised, before anything is done about it.
 
         So the others are stopped while this one writes its report, which takes longer in a
         fresh interpreter than stopping them, and for ever with some exceptions.
         """
+        errors = sys.modules.get("rankspawn.errors")
+        # What is raised in a hook of Paddle's comes out of its backward as the cause of this.
+        first = error.__cause__ if type(error) is SystemError else error
+        if errors is not None and issubclass(type(first), errors.RankLostError):
+            self.stage(FOLLOWING)
         self._failed_ns = time.monotonic_ns()
         self._put(2, [self._failed_ns, 1])
         self._put(1, [FAILING])
@@ -170,12 +184,11 @@ class Report:
             return
 
     def raised(self, error: BaseException, text: str) -> None:
-        """Keep the traceback's text, then whatever can be kept of the exception itself.
+        """Keep the traceback's text.
 
-        In this order because pickling runs code of the exception's class, which may kill this
-        process or hang. The parent leaves a rank that reported some time before it stops it.
+        The parent leaves a rank that reported some time for the rest before it stops it.
         """
-        from rankspawn.workers.exceptions import pack, summarize
+        from rankspawn.workers.exceptions import summarize
 
         try:
             table = self._pickle_plainly(summarize(error))
@@ -185,21 +198,30 @@ class Report:
             table = 0
         self._commit(RAISED, table, code=1, text=text)
         self._wake_parent()
+
+    def complete(self, error: BaseException) -> None:
+        """Keep whatever can be kept of the exception itself.
+
+        Last, because pickling runs code of its class, which may kill this process or hang.
+        """
+        from rankspawn.workers.exceptions import pack
+
         try:
             self._put(4, [self._pickle_plainly(pack(error))])
+        except BaseException:  # anything may be wrong with it; what was written stays
+            return
         finally:
             self._put(7, [1])
             self._wake_parent()
 
     def _pickle_result(self, value: Any) -> int:
-        from rankspawn.workers.pickling import Rules, dump, refuse_descriptors
+        from rankspawn.workers.pickling import dump, rules_of_worker
 
-        rules = Rules()
-        reducers = rules.reducers = refuse_descriptors()
-        if "torch" in sys.modules:
-            from rankspawn.workers.tensors import tensor_reducers
+        rules = rules_of_worker()
+        if "torch" in sys.modules or "paddle" in sys.modules:
+            from rankspawn.workers.tensors import add_reducers
 
-            reducers.update(tensor_reducers({}, shared_stay_shared=False))
+            add_reducers(rules, shared_stay_shared=False)
         try:
             table, self._end = write_parcel(
                 self._write, self._end, lambda stream: dump(value, stream, rules)
@@ -207,8 +229,11 @@ class Report:
         except ReportLostError:
             raise
         except Exception as error:
+            from rankspawn.file_limit import is_too_large, too_large
             from rankspawn.workers.culprit import find_culprit
 
+            if is_too_large(error):
+                raise too_large("result cannot be sent back to the parent") from None
             path, culprit, reason = find_culprit(value, "result", rules) or ("result", value, error)
             raise TypeError(
                 f"{path} cannot be sent back to the parent: "
@@ -238,16 +263,17 @@ class Report:
         data = text.encode("utf-8", "backslashreplace")
         offset = self._end
         try:
-            length = write_all(self._write, offset, memoryview(data))
+            self._end = offset + write_all(self._write, offset, memoryview(data))
         except OSError as error:
             import errno  # only then
 
-            if error.errno != errno.EFBIG or len(data) <= _SHORT_TEXT:
+            if error.errno != errno.EFBIG:
                 raise
-            data = b"(the beginning is cut off by `ulimit -f`)\n..." + data[-_SHORT_TEXT:]
-            length = write_all(self._write, offset, memoryview(data))
-        self._end = offset + length
-        return [offset, length]
+            # Where there is room in every file.
+            offset, room = _TEXT_AT, STEPS_AT - _TEXT_AT - len(_CUT_OFF)
+            data = data if len(data) <= room else _CUT_OFF + data[-room:]
+            write_all(self._write, offset, memoryview(data))
+        return [offset, len(data)]
 
     def _put(self, word: int, values: list[int]) -> None:
         self._write(pack_words(values), word * WORD)
@@ -273,10 +299,21 @@ class Report:
         """Tell the parent now: this worker may still take long to end (threads, atexit)."""
         try:
             # It cannot be opened again, as files can; without it the parent notices at our end.
+            if _identify(self._failure_event) != self._event_identity:
+                return
             if self._event_number in (0, read_event_number(self._failure_event)):
                 os.write(self._failure_event, _ONE)
         except OSError:
             pass
+
+
+def hear_no_requests() -> None:
+    """For the very end: ``os._exit`` may be patched, as coverage does to save what it has counted.
+
+    It holds a lock then that it wants again for the lines of a handler, for ever.
+    """
+    if STACKS_SIGNAL:
+        raw_signal.pthread_sigmask(raw_signal.SIG_BLOCK, (STACKS_SIGNAL,))
 
 
 def clear_frames(error: BaseException) -> None:

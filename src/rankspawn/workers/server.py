@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -53,17 +53,26 @@ def main() -> None:
         if not greeting:  # the parent is gone already
             return
         asked = json.loads(greeting)
-        with _killed_with_parent(requests):
+        parent = _open_parent(asked["parent"])
+        with _killed_with_parent(requests, parent):
             load_what_workers_need()
             sys.path[:] = asked["path"]
             error, warnings = preload(asked["modules"])
         _send(requests, json.dumps({"error": error, "warnings": warnings}).encode())
         if not error:
-            _serve(requests)
+            _serve(requests, parent)
+
+
+def _open_parent(pid: int) -> int:
+    """Its pidfd: C code may fork a copy of it, which keeps the socket open after its death."""
+    parent = os.pidfd_open(os.getppid())
+    if os.getppid() != pid:
+        os._exit(1)
+    return parent
 
 
 @contextlib.contextmanager
-def _killed_with_parent(requests: socket.socket) -> Iterator[None]:
+def _killed_with_parent(requests: socket.socket, parent: int) -> Iterator[None]:
     """While modules are imported, nobody reads from the socket; then its end is a signal.
 
     One that no module can ignore or block, and that does not wait for the GIL.
@@ -72,12 +81,12 @@ def _killed_with_parent(requests: socket.socket) -> Iterator[None]:
     fcntl.fcntl(requests, fcntl.F_SETSIG, signal.SIGKILL)
     flags = fcntl.fcntl(requests, fcntl.F_GETFL)
     fcntl.fcntl(requests, fcntl.F_SETFL, flags | os.O_ASYNC)
-    _leave_if_orphaned(requests)
+    _leave_if_orphaned(requests, parent)
     yield
     fcntl.fcntl(requests, fcntl.F_SETFL, flags)
 
 
-def _serve(requests: socket.socket) -> None:
+def _serve(requests: socket.socket, parent: int) -> None:
     """Until the parent is gone.
 
     Nothing is done about a worker that ended before the parent asks: it knows by its pidfd. So this
@@ -88,11 +97,14 @@ def _serve(requests: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.set_wakeup_fd(-1)
     running: dict[int, int] = {}  # ticket to process id
-    while _take_request(requests, running):
+    poller = select.poll()
+    poller.register(requests, select.POLLIN)
+    poller.register(parent, select.POLLIN)
+    while parent not in dict(poller.poll()) and _take_request(requests, parent, running):
         pass
 
 
-def _take_request(requests: socket.socket, running: dict[int, int]) -> bool:
+def _take_request(requests: socket.socket, parent: int, running: dict[int, int]) -> bool:
     """Do one thing that the parent asks for; False at the end of the connection."""
     try:
         packet, fds, _, _ = socket.recv_fds(requests, PACKET, MOST_FDS)
@@ -103,7 +115,7 @@ def _take_request(requests: socket.socket, running: dict[int, int]) -> bool:
     request = json.loads(packet)
     ticket = request["ticket"]
     if "boot" in request:
-        _fork(requests, running, ticket, request["boot"], fds)
+        _fork(requests, parent, running, ticket, request["boot"], fds)
     elif ticket in running:  # else it was asked twice, because an exception came before the answer
         pid = running.pop(ticket)
         if request["kill"]:  # nobody waits for an answer
@@ -119,18 +131,20 @@ def _take_request(requests: socket.socket, running: dict[int, int]) -> bool:
 
 def _fork(
     requests: socket.socket,
+    parent: int,
     running: dict[int, int],
     ticket: int,
     boot: Sequence[int],
     fds: Sequence[int],
 ) -> None:
     try:
-        pid = os.fork()
+        with inherited.signals_blocked() as blocked:
+            pid = os.fork()
+            if pid == 0:
+                _run_worker(Boot.read(boot, fds), requests, parent, blocked.signals)
     except OSError as error:
         _answer(requests, ticket, -(error.errno or errno.EAGAIN))
         return
-    if pid == 0:
-        _run_worker(Boot.read(boot, fds), requests)
     running[ticket] = pid
     _answer(requests, ticket, pid)
 
@@ -144,31 +158,33 @@ def _reap(pid: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
-def _run_worker(boot: Boot, requests: socket.socket) -> NoReturn:
+def _run_worker(
+    boot: Boot, requests: socket.socket, parent: int, blocked: Iterable[int]
+) -> NoReturn:
     """Runs in the worker: become it, and leave without running the server's code again."""
 
     def body() -> int:
-        # Blocked until the worker can report it; see child.work.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         signal.signal(signal.SIGINT, signal.default_int_handler)
         inherited.received[:] = boot.brought
         inherited.carry_mark(*boot.mark)
-        _leave_if_orphaned(requests)
+        _leave_if_orphaned(requests, parent)
         requests.close()
+        os.close(parent)
         if len(boot.streams) > 1:
             inherited.take_terminal(*boot.streams)
         else:
             inherited.redirect_output(*boot.streams)
         report = Report(boot.outcome_file, boot.failure_event)
-        return work(report, lambda: _become(boot))
+        return work(report, lambda: _become(boot), blocked)
 
     run_and_leave(body)
 
 
-def _leave_if_orphaned(requests: socket.socket) -> None:
-    """As ``child.leave_if_orphaned``; here the parent's end of the socket tells."""
+def _leave_if_orphaned(requests: socket.socket, parent: int) -> None:
+    """As ``child.leave_if_orphaned``; here the parent's end of the socket tells, or its pidfd."""
     poller = select.poll()
     poller.register(requests, 0)  # an end of the connection is told without asking
+    poller.register(parent, select.POLLIN)
     if poller.poll(0):
         os._exit(1)
 

@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from rankspawn.file_limit import file_limit
 from rankspawn.workers.outcome_file import read_header
 from rankspawn.workers.report import (
     STACKS_AT,
@@ -45,8 +46,25 @@ _LOOKS_ALIKE = 5
 _TICKS_TO_ANSWER = 5
 # What the kernel calls the states of a thread that sleeps.
 _ASLEEP = set("SDI")
-# How faulthandler begins the line of a frame of ours.
-_OURS = f'  File "{os.path.dirname(__file__)}/'
+# The line of a frame of ours, as faulthandler writes it.
+_OUR_FRAME = re.compile(
+    rf'  File "{re.escape(os.path.dirname(os.path.dirname(__file__)))}/(.+)", line \d+ in (.+)\n'
+)
+# What runs the function, and then reports; and what runs that, and then leaves.
+_WORK, _TELL = "workers/child.py work", "workers/child.py _tell"
+_CALLERS = (_WORK, "workers/child.py run_and_leave")
+_WRITES = "it writes out what it printed, and waits for somebody to read that"
+# What a rank does for us after its function.
+_PAST_FUNCTION = {
+    "workers/child.py flush_output": _WRITES,
+    "workers/child.py flush_c_output": _WRITES,
+    "workers/child.py _flush_open_files": "it writes out the files that it left open",
+    "workers/report.py _pickle_result": "its result is being pickled",
+    "workers/child.py _describe": "the text of its exception is asked for",
+    "workers/report.py complete": "its exception is being pickled",
+    "cpython.py wait_for_threads": "it waits for threads that it started",
+    "cpython.py run_exit_functions": "it runs what was registered with atexit",
+}
 NO_ANSWER = (
     "(no answer: the process is stopped, its interpreter has not started, or it became another "
     "program)\n"
@@ -54,6 +72,11 @@ NO_ANSWER = (
 DESCRIPTOR_GONE = (
     "(not asked: the program closed descriptors that are not its own, and stacks would be written "
     "to whatever has the number now)\n"
+)
+
+NO_ROOM = (
+    "(not asked: its limit on the size of files, {limit} bytes, see `ulimit -f`, keeps it from "
+    "writing stacks)\n"
 )
 
 
@@ -123,9 +146,12 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
             worker = group.workers[index]
             stacks[worker.rank] = NO_ANSWER
             header, pid = read_header(fd), worker.popen.pid
-            if header.stage < STARTED or not _has_handler(pid, STACKS_SIGNAL):
+            if header.stage < STARTED or not STACKS_SIGNAL or not _has_handler(pid, STACKS_SIGNAL):
                 continue
-            if not _is_same_file(fd, f"/proc/{pid}/fd/{header.stacks_fd}"):
+            limit = file_limit(pid)
+            if limit is not None and limit <= STACKS_AT:
+                stacks[worker.rank] = NO_ROOM.format(limit=limit)
+            elif not _is_same_file(fd, f"/proc/{pid}/fd/{header.stacks_fd}"):
                 stacks[worker.rank] = DESCRIPTOR_GONE
             else:
                 asked[worker.rank] = Asked(worker.popen, fd, _size(fd))
@@ -156,21 +182,44 @@ def _wait_until_written(asked: list[Asked]) -> None:
 
 
 def without_our_frames(text: str) -> str:
-    """A dump without what has called the user's function: ours, and in a fork the parent's."""
+    """A dump without what has called the user's function: ours, and in a fork the parent's.
+
+    A rank that is past its function shows where we are, and a word about it.
+    """
     kept: list[str] = []
-    is_below = False
+    head, is_below = 0, False
     for line in text.splitlines(keepends=True):
+        name = _name_of_ours(line)
         if not line.startswith("  File "):  # the head of another thread
-            is_below = False
-        elif line.startswith(f"{_OURS}report.py") and line.endswith(" in write_stacks\n"):
-            continue
-        elif line.startswith(f"{_OURS}child.py") and line.endswith(" in work\n"):
+            kept.append(line)
+            head, is_below = len(kept), False
+        elif name in _CALLERS and not is_below:
             is_below = True
-            if kept and kept[-1].startswith(_OURS):  # a lambda, through which that calls it
+            through = _name_of_ours(kept[-1]) if len(kept) > head else ""
+            if through and name == _WORK:  # a lambda, through which that calls it
                 kept.pop()
-        if not is_below:
+            if through == _TELL or name != _WORK:
+                _say_what_is_done(kept, head)
+        elif not is_below and name != "workers/report.py write_stacks":
             kept.append(line)
     return "".join(kept)
+
+
+def _say_what_is_done(kept: list[str], head: int) -> None:
+    """Add a word for the outermost frame of ours that there is one for."""
+    for index in reversed(range(head, len(kept))):
+        name = _name_of_ours(kept[index])
+        if name in _PAST_FUNCTION:
+            kept[index + 1 :] = []
+            kept.insert(head, f"  (its function has ended: {_PAST_FUNCTION[name]})\n")
+        if not name or name in _PAST_FUNCTION:
+            return
+
+
+def _name_of_ours(line: str) -> str:
+    """``folder/file.py function`` of a frame of this package; empty for any other."""
+    frame = _OUR_FRAME.fullmatch(line)
+    return f"{frame[1]} {frame[2]}" if frame else ""
 
 
 def _is_same_file(fd: int, path: str) -> bool:

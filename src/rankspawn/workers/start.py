@@ -12,26 +12,26 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing import get_start_method, resource_tracker
 from multiprocessing import process as mp_process
 from typing import Any, Protocol
 
-from rankspawn.cpython import safe_path_for_tracker
 from rankspawn.descriptors import Owned
 from rankspawn.handlers import is_from_handler
 from rankspawn.interrupts import sigint_let_through
+from rankspawn.portable import is_portable
 from rankspawn.supervise.context import RankProcess
 from rankspawn.workers.child import Boot, current_folder
 from rankspawn.workers.group import WorkerGroup, assemble
 from rankspawn.workers.logs import Output, open_output
 from rankspawn.workers.marker import VARIABLE, variable_value
+from rankspawn.workers.meeting import MEETING_VARIABLE
 from rankspawn.workers.outcome_file import make_outcome_file
+from rankspawn.workers.own_children import chosen_method
 from rankspawn.workers.payload import Inheritance, Payload, write_payload
 from rankspawn.workers.popen import (
     WorkerPopen,
@@ -42,23 +42,13 @@ from rankspawn.workers.popen import (
 )
 from rankspawn.workers.report import DEAF_TO_INTERRUPTS, LOOKED_AT, read_event_number
 from rankspawn.workers.running import settle_at_exit
+from rankspawn.workers.tracker import tracker_fd
 from rankspawn.workers.worker import FunctionWorker, Worker
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.descriptors import Closable
-
-# Held while multiprocessing's tracker is started, by one thread at a time.
-_tracking = threading.Lock()
-
-
-def _renew_lock() -> None:
-    """Runs in a forked child: a thread of the parent may have held the old lock."""
-    global _tracking  # noqa: PLW0603 - a lock cannot be reset, only replaced
-    _tracking = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+    from rankspawn.workers.agent_store import AgentStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +140,8 @@ class SpawnLauncher:
             task.rank_args,
             Inheritance(by_place=self.by_place, shares_tensors=settings.shares_tensors),
         )
-        self._setting = self._payload.add(_setting_of_parent(self._payload, settings.daemon))
-        self._tracker = _tracker_fd()
+        self._setting = self._payload.add(_setting_of_parent(self._payload, settings))
+        self._tracker = tracker_fd()
 
     def launch(self, specs: Sequence[WorkerSpec]) -> Generator[WorkerPopen, None, None]:
         """Start one worker for each; see :class:`Launcher`."""
@@ -211,7 +201,8 @@ def _launcher_class(start_method: str) -> type[Launcher]:
         from rankspawn.workers.forked import ForkLauncher
 
         return ForkLauncher
-    if start_method == "forkserver":
+    # What a fork server forks are children of the server, which needs a pidfd to hand them over.
+    if start_method == "forkserver" and not is_portable():
         from rankspawn.workers.forkserver import ForkserverLauncher
 
         return ForkserverLauncher
@@ -227,6 +218,7 @@ def start_group(
     resources: Sequence[Closable] = (),
     first_rank: int = 0,
     is_restart: bool = False,
+    store: AgentStore | None = None,
 ) -> WorkerGroup:
     """Start one worker per environment, watched over in case this process dies.
 
@@ -238,14 +230,16 @@ def start_group(
         resources: What they need while they run; closed with the group.
         first_rank: The rank of the first one; others follow.
         is_restart: Then logs go on where they ended.
+        store: Hosts torch's store; started before them, closed with the group.
 
     Raises:
         TypeError: The task cannot be sent to a worker; nothing was started.
         OSError: A process could not be started; those before it were killed.
     """
 
-    def start(mark: str, failure_event: Owned, started: list[Worker]) -> None:
-        marked = [{**changes, VARIABLE: variable_value(mark)} for changes in environments]
+    def start(mark: str, place: str, failure_event: Owned, started: list[Worker]) -> None:
+        common = {VARIABLE: variable_value(mark), MEETING_VARIABLE: place}
+        marked = [{**changes, **common} for changes in environments]
         start_workers(
             task,
             marked,
@@ -259,7 +253,7 @@ def start_group(
 
     # Before the start: a worker may fail, and this process leave, before anybody joins.
     settle_at_exit()
-    return assemble(start, grace=grace, resources=resources)
+    return assemble(start, grace=grace, resources=resources, store=store)
 
 
 def start_workers(
@@ -369,15 +363,7 @@ def _flags(settings: StartSettings, rank: int) -> int:
     return looked_at | (DEAF_TO_INTERRUPTS if is_bystander else 0)
 
 
-def _tracker_fd() -> int:
-    """Multiprocessing's resource tracker, which workers share with their parent."""
-    with _tracking, safe_path_for_tracker():
-        fd = resource_tracker.getfd()
-    assert fd is not None, "getfd() starts the tracker"
-    return fd
-
-
-def _setting_of_parent(payload: Payload, daemon: bool) -> dict[str, Any]:
+def _setting_of_parent(payload: Payload, settings: StartSettings) -> dict[str, Any]:
     """What ``child.prepare`` takes over in a worker."""
     current = mp_process.current_process()
     main = payload.main
@@ -390,9 +376,10 @@ def _setting_of_parent(payload: Payload, daemon: bool) -> dict[str, Any]:
         "multiprocessing": {
             "name": "rank-{rank}",
             "authkey": bytes(current.authkey),
-            "daemon": daemon,
+            "daemon": settings.daemon,
             "parent_pid": os.getpid(),
             "parent_name": current.name,
-            "start_method": get_start_method(allow_none=True),
+            "start_method": (chosen := chosen_method()) or settings.start_method,
         },
+        "given_method": None if chosen else settings.start_method,
     }

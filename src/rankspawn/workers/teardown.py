@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from rankspawn.handlers import handlers_held
 from rankspawn.workers.marker import GONE_SECONDS, kill_marked
@@ -28,6 +29,9 @@ LEAVE_SECONDS = 1.0
 # How long a rank that failed may take to write down why, at least: the cause of it all must not
 # be lost to a short grace period, which is for those that are stopped.
 REPORT_SECONDS = 3.0
+# Why a worker is killed.
+_OVERDUE = "did not end in time"
+_INTERRUPTED = "is not waited for any longer"
 
 
 def stop_workers(group: WorkerGroup, grace: float, mark: str, *, interrupted: bool = False) -> None:
@@ -44,6 +48,7 @@ def stop_workers(group: WorkerGroup, grace: float, mark: str, *, interrupted: bo
     """
     began = time.monotonic()
     deadline = began + grace
+    reason = _INTERRUPTED
     try:
         if interrupted and not group.all_ended:
             count = len(group.sentinels)
@@ -59,11 +64,12 @@ def stop_workers(group: WorkerGroup, grace: float, mark: str, *, interrupted: bo
         if not group.wait(lambda: group.all_ended or group.reports_are_complete, deadline):
             _kill(worker for worker in _running(group) if worker not in leaving)
             group.wait(lambda: group.reports_are_complete, began + REPORT_SECONDS)
-        group.wait(lambda: group.all_ended, min(deadline, time.monotonic() + LEAVE_SECONDS))
+        group.wait(lambda: _is_settled(group), min(deadline, time.monotonic() + LEAVE_SECONDS))
         _terminate(worker for worker in _running(group) if worker in leaving)
-        group.wait(lambda: group.all_ended, deadline)
+        group.wait(lambda: _is_settled(group), deadline)
+        reason = _OVERDUE
     finally:  # a second Ctrl-C raises in one of the waits above, which cuts the grace period short
-        kill_now(group, mark)
+        kill_now(group, mark, reason)
 
 
 def _is_in_foreground() -> bool:
@@ -82,33 +88,50 @@ def _is_in_foreground() -> bool:
 
 def _terminate(workers: Iterable[Worker]) -> None:
     for worker in workers:
-        worker.popen.terminate()
+        _send(worker, signal.SIGTERM)
         # A stopped process acts on SIGTERM only when it goes on.
-        worker.popen.send_signal(signal.SIGCONT)
+        _send(worker, signal.SIGCONT)
 
 
-def kill_now(group: WorkerGroup, mark: str) -> None:
+def kill_now(group: WorkerGroup, mark: str, reason: str = _OVERDUE) -> None:
     """The last step alone: SIGKILL to the workers that run and to all with the mark; reap."""
     # The end of a group is not interrupted: each worker's, for one, may bring a SIGCHLD.
     with handlers_held(firmly=True):
-        kill_workers(group)
+        _kill(_running(group), reason)
         kill_marked(mark)
-        if not group.wait(lambda: group.all_ended, time.monotonic() + GONE_SECONDS):
+        if not group.wait(lambda: _is_settled(group), time.monotonic() + GONE_SECONDS):
             left = [f"{worker.name} (pid {worker.popen.pid})" for worker in _running(group)]
             logger.error("%s cannot be reaped %.0f s after SIGKILL", ", ".join(left), GONE_SECONDS)
 
 
 def kill_workers(group: WorkerGroup) -> None:
     """SIGKILL to the workers that run; whoever waits for their end does the rest."""
-    _kill(_running(group))
+    _kill(_running(group), _INTERRUPTED)
 
 
-def _kill(workers: Iterable[Worker]) -> None:
+def _kill(workers: Iterable[Worker], reason: str = _OVERDUE) -> None:
     for worker in workers:
-        logger.warning(
-            "%s (pid %d) did not end in time; now SIGKILL", worker.name, worker.popen.pid
-        )
-        worker.popen.kill()
+        logger.warning("%s (pid %d) %s; now SIGKILL", worker.name, worker.popen.pid, reason)
+        _send(worker, signal.SIGKILL)
+
+
+def _send(worker: Worker, number: int) -> None:
+    # This process may have given up the rights that it had when it started the worker. What
+    # became of the ranks matters more than that; the error says it, see describe_unreached.
+    with suppress(PermissionError):
+        worker.popen.send_signal(number)
+
+
+def _is_settled(group: WorkerGroup) -> bool:
+    """All have ended, but for those that nothing can be done about."""
+    return all(worker.popen.out_of_reach for worker in _running(group))
+
+
+def describe_unreached(group: WorkerGroup) -> str:
+    """Which workers run on because this process may not signal them; a line for an error."""
+    unreached = [worker for worker in _running(group) if worker.popen.out_of_reach]
+    names = ", ".join(f"{worker.name} (pid {worker.popen.pid})" for worker in unreached)
+    return f"{names} could not be signalled: the system does not permit it\n" if names else ""
 
 
 def _running(group: WorkerGroup) -> list[Worker]:

@@ -24,7 +24,16 @@ from rankspawn.workers.outcome_file import (
     take_report,
 )
 from rankspawn.workers.popen import WorkerPopen, is_readable
-from rankspawn.workers.report import EXITED, FAILING, IN_FUNCTION, RAISED, REPORT_LOST, RETURNED
+from rankspawn.workers.report import (
+    EXITED,
+    FAILING,
+    FOLLOWING,
+    IN_FUNCTION,
+    NO_ROOM,
+    RAISED,
+    REPORT_LOST,
+    RETURNED,
+)
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -34,6 +43,10 @@ if TYPE_CHECKING:
 _REPORT_LOST = (
     "it could not report: its program closed descriptors that are not its own, and the one of the "
     f"report cannot be opened again (unless something called os._exit({REPORT_LOST}))"
+)
+_NO_ROOM = (
+    "it could not report: its limit on the size of files (RLIMIT_FSIZE, see `ulimit -f`) leaves no "
+    f"room for that; raise it (unless something called os._exit({NO_ROOM}))"
 )
 _NEVER_BEGAN = (
     "it ended before it began: its interpreter could not start, or something in it exited at once. "
@@ -66,6 +79,8 @@ def classify(
     when = header.when_ns if header.kind else seen_ns
     victim = stopped_ns is not None and when >= stopped_ns
     returned = header.kind == RETURNED
+    if header.kind in (0, FAILING) and exit_code == NO_ROOM:
+        evidence = evidence or _NO_ROOM
     if returned and (exit_code in (0, None) or stopped_ns is not None):
         end = End.RETURNED
     elif victim:
@@ -86,7 +101,8 @@ def classify(
         reported = header.is_failure and end is not End.DIED
         code = header.exit_code if reported or exit_code is None else exit_code
     reached = header.stage >= IN_FUNCTION
-    return Outcome(rank, pid, end, code, when, reached, returned, evidence)
+    follows = header.stage == FOLLOWING
+    return Outcome(rank, pid, end, code, when, reached, returned, evidence, follows)
 
 
 def _explain_silence(header: Header, exit_code: int | None) -> str | None:

@@ -160,9 +160,9 @@ def test_other_devices(line: str, environ: dict[str, str], flag: str, indices: l
         ("--gpus 0,1", {}, "^--gpus: the device '0' is not visible"),
         ("--gpus 5,9", MASK, "^--gpus: the device '9' is not visible: CUDA_VISIBLE_DEVICES='4,5"),
         (
-            "--devices 4,5,6 --nproc_per_node 2",
+            "--devices 4,5 --nproc_per_node 3",
             MASK,
-            "^--devices='4,5,6' selects 3 devices, but --nproc",
+            "^--devices='4,5' selects 2 devices, but --nproc",
         ),
         ("--nproc_per_node 5", MASK, "lower --nproc_per_node.*or use --device_type cpu"),
         (

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,11 @@ class Etcd:
         """Lets everybody in, where there are no users."""
         if self.certificates is None:
             return EtcdAccess()
-        return EtcdAccess(uses_tls=True, ca=str(self.certificates.ca))
+        known = EtcdAccess(uses_tls=True, ca=str(self.certificates.ca))
+        if not self.certificates.of_clients:
+            return known
+        cert, key = str(self.certificates.cert), str(self.certificates.key)
+        return replace(known, cert=cert, key=key)
 
     @property
     def master(self) -> str:
@@ -116,9 +121,15 @@ def why_no_etcd() -> str:
 
 
 class Certificates:
-    """An authority, and a certificate of its for 127.0.0.1, made with ``openssl``."""
+    """An authority, and a certificate of its for 127.0.0.1, made with ``openssl``.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: Gets the files.
+        of_clients: Whether clients have to show one of this authority, too.
+    """
+
+    def __init__(self, folder: Path, *, of_clients: bool = False) -> None:
+        self.of_clients = of_clients
         self.ca, self.cert, self.key = (folder / name for name in ("ca.pem", "c.pem", "c.key"))
         new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2")
         _openssl(
@@ -133,7 +144,9 @@ class Certificates:
 
     @property
     def of_a_member(self) -> tuple[str, ...]:
-        return ("--cert-file", str(self.cert), "--key-file", str(self.key))
+        own = ("--cert-file", str(self.cert), "--key-file", str(self.key))
+        asked = ("--client-cert-auth", "--trusted-ca-file", str(self.ca))
+        return (*own, *asked) if self.of_clients else own
 
 
 def _openssl(*words: str) -> None:

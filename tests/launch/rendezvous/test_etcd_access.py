@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -101,6 +103,44 @@ def test_what_cannot_be_meant(
     pytest.importorskip("etcd3gw")
     with pytest.raises(AddressError, match=message):
         open_store(master, secret="x" * 16, job_id="job", machine=FakeMachine(), etcd=access)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> list[Certificates]:
+    """Of two authorities that do not know each other; the first one's etcd asks clients for one."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folders = [tmp_path_factory.mktemp("authority") for _ in range(2)]
+    return [Certificates(folder, of_clients=True) for folder in folders]
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "message"),
+    [
+        ("own", "", r"--etcd_cert .* cannot be used .*own key.*--etcd_key"),
+        ("own", "another", r"--etcd_cert .* cannot be used .*own key"),
+        ("own", "encrypted", r"cannot be used .*not encrypted"),
+        ("", "own", r"--etcd_key is the key of a certificate"),
+    ],
+)
+def test_a_certificate_without_its_key(
+    made: list[Certificates], tmp_path: Path, cert: str, key: str, message: str
+) -> None:
+    pytest.importorskip("etcd3gw")
+    encrypted = str(tmp_path / "encrypted.key")
+    words = ("ec", "-in", made[0].key, "-out", encrypted, "-aes128", "-passout", "pass:hunter2")
+    subprocess.run(["openssl", *words], check=True, capture_output=True)
+    keys = {"": "", "own": str(made[0].key), "another": str(made[1].key), "encrypted": encrypted}
+    access = EtcdAccess(cert=str(made[0].cert) if cert else "", key=keys[key])
+    with pytest.raises(AddressError, match=message):
+        open_store("etcds://a", secret="", job_id="job", machine=FakeMachine(), etcd=access)
+
+
+def test_an_authority_that_is_none(tmp_path: Path) -> None:
+    pytest.importorskip("etcd3gw")
+    access = EtcdAccess(ca=str(write_script(tmp_path, "no certificate")))
+    with pytest.raises(AddressError, match=r"--etcd_ca .* is no certificate"):
+        open_store("etcds://a", secret="", job_id="job", machine=FakeMachine(), etcd=access)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -204,3 +244,36 @@ class TestReal:
         shown = member.read_rest()
         assert "invalid user ID or password" in shown
         assert "hunter2" not in shown
+
+
+@pytest.fixture(scope="class")
+def strict(made: list[Certificates], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """An etcd that talks only to those who have a certificate of its authority."""
+    with running_etcd(tmp_path_factory.mktemp("strict"), 1, made[0]) as etcd:
+        yield etcd
+
+
+@pytest.mark.slow
+class TestCertificatesOfClients:
+    def test_a_job(self, strict: Etcd, job: Job) -> None:
+        files = strict.access.files
+        flags = ("--nnodes", "2", "--master", strict.master, *itertools.chain(*files.items()))
+        by_variables = {
+            "ETCDCTL_CACERT": files["--etcd_ca"],
+            "ETCDCTL_CERT": files["--etcd_cert"],
+            "ETCDCTL_KEY": files["--etcd_key"],
+        }
+        members = [job.start(*flags), job.start(*flags[:4], **by_variables)]
+        for worker in job.workers(2):
+            worker.say("exit 0")
+        assert [member.wait() for member in members] == [0, 0]
+
+    @pytest.mark.parametrize("has_one", [False, True], ids=["none", "another authority's"])
+    def test_others_end_with_the_reason(
+        self, strict: Etcd, job: Job, made: list[Certificates], has_one: bool
+    ) -> None:
+        own = ("--etcd_cert", str(made[1].cert), "--etcd_key", str(made[1].key))
+        flags = ("--nnodes", "2", "--master", strict.master, "--etcd_ca", str(made[0].ca))
+        member = job.start(*flags, *(own if has_one else ()))
+        assert member.wait() != 0
+        assert "it asks for a certificate of its own authority, see --etcd_cert" in member.said

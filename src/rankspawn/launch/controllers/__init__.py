@@ -128,7 +128,7 @@ def _device_request(
     config: LaunchConfig, environ: Mapping[str, str], machine: Machine
 ) -> DeviceRequest:
     nprocs, backend, device_type = config.nproc_per_node or -1, "auto", config.device_type
-    own = False
+    own = config.own_devices
     if config.run_mode != "collective":
         nprocs = -1
         if config.devices is None and device_type is None and config.run_mode == "ps":

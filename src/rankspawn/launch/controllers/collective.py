@@ -7,6 +7,7 @@ Paddle's launcher adds to them.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.programs import TRAINER, ProgramSpec
@@ -57,31 +58,63 @@ def plan_collective(
     _check_endpoints(ordered)
     hosts = tuple(Host(node.host, len(node.ports), node.ports) for node in ordered)
     restarts = config.is_elastic or config.elastic_level >= 0
+    name = (config.run_name or config.job_id).replace("/", "_")
+    folder = f"{name}_{own.name or run_id}/attempt_{restart_count}"
     programs = []
     for who in identify(Topology(hosts, me, own.host), own.ports):
         env = {
             **rank_env(
                 who,
                 resources,
-                run_id=run_id,
+                run_id=config.run_name or run_id,
                 restart_count=restart_count,
                 max_restarts=config.max_restart if restarts else 0,
+                agent_store=config.agent_store,
             ),
-            **_launcher_env(who, master=master),
+            **_launcher_env(who, config, master=master),
             **node_env(config, own),
         }
-        programs.append(_trainer(config, who, env))
+        programs.append(_trainer(config, who, env, folder))
     return programs
 
 
-def _trainer(config: LaunchConfig, who: Identity, env: Mapping[str, str | None]) -> ProgramSpec:
-    return ProgramSpec(
+def _trainer(
+    config: LaunchConfig, who: Identity, env: Mapping[str, str | None], folder: str
+) -> ProgramSpec:
+    spec = ProgramSpec(
         role=TRAINER,
         rank=who.rank,
         command=config.command(sys.executable),
         env=env,
         log_name=f"workerlog.{who.rank}",
         on_terminal=who.local_rank == 0,
+    )
+    return spec if config.streams is None else _as_torchrun(spec, config, who, folder)
+
+
+def _as_torchrun(
+    spec: ProgramSpec, config: LaunchConfig, who: Identity, folder: str
+) -> ProgramSpec:
+    """A program whose streams go where torchrun has them."""
+    from rankspawn.launch.torchrun import OwnStreams
+
+    streams = config.streams
+    assert streams is not None, "the caller has looked"
+    own = f"{folder}/{who.local_rank}"
+    return replace(
+        spec,
+        env={**spec.env, "TORCHELASTIC_ERROR_FILE": f"{config.log_dir}/{own}/error.json"},
+        log_name=f"{own}/stdout.log",
+        streams=OwnStreams(
+            error_log_name=f"{own}/stderr.log",
+            shown=streams.shown(who.local_rank),
+            prefixed=streams.prefixed(who.local_rank),
+            prefix=f"[{config.role}{who.rank}]:",
+            filters=(
+                (streams.stdout_filters, f"{folder}/filtered_stdout.log"),
+                (streams.stderr_filters, f"{folder}/filtered_stderr.log"),
+            ),
+        ),
     )
 
 
@@ -120,9 +153,9 @@ def _check_endpoints(nodes: Sequence[Node]) -> None:
             owners[endpoint] = node
 
 
-def _launcher_env(who: Identity, *, master: str) -> Variables:
+def _launcher_env(who: Identity, config: LaunchConfig, *, master: str) -> Variables:
     """What the launchers of Paddle and torch say in addition."""
-    return {
+    env: Variables = {
         "PADDLE_MASTER": master,
         "PADDLE_GLOBAL_SIZE": str(who.world_size),
         "PADDLE_LOCAL_SIZE": str(who.local_world_size),
@@ -130,5 +163,10 @@ def _launcher_env(who: Identity, *, master: str) -> Variables:
         "PADDLE_LOCAL_RANK": str(who.local_rank),
         "PADDLE_NNODES": str(who.nnodes),
         "PADDLE_RANK_IN_NODE": str(who.local_rank),
-        "ROLE_NAME": "default",
+        "ROLE_NAME": config.role,
     }
+    if config.rpc:
+        env |= {"PADDLE_MASTER_ENDPOINT": master, "PADDLE_WORKER_ENDPOINT": who.endpoint}
+    if config.own_devices:
+        env["LOCAL_RANK"] = "0"
+    return env

@@ -38,11 +38,6 @@ def find_vanished(
     ]
 
 
-def began_with_failure(state: JobState) -> bool:
-    """Whether the job ends because of a failed worker, as far as is known."""
-    return bool(state.causes) and state.causes[0].kind == "failed"
-
-
 def all_causes(
     state: JobState, members: Mapping[str, Member], free: frozenset[str], silent: Sequence[Member]
 ) -> tuple[Cause, ...]:
@@ -57,7 +52,7 @@ def all_causes(
     told = [*state.causes, *find_failures(state, members)]
     named = {cause.node for cause in told}
     lost = [cause for cause in find_vanished(state, members, free) if cause.node not in named]
-    causes = [*lost, *told] if began_with_failure(state) else [*told, *lost]
+    causes = [*lost, *told] if state.began_with_failure else [*told, *lost]
     causes += [
         _gone("silent", state, member.name, "does not answer")
         for member in silent
@@ -130,6 +125,11 @@ def too_few(state: JobState, eligible: Sequence[Member]) -> Cause:
         f"of a lost one within {terms.elastic_timeout:g} s"
     )
     return Cause("too few", text)
+
+
+def pause_text(state: JobState) -> str:
+    """Why there is a pause before the next start, and how long it is."""
+    return f"{state.because}; the next start is in {state.pause:g} s"
 
 
 def waiting_text(state: JobState, eligible: Sequence[Member]) -> str:

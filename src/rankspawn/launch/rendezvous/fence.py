@@ -20,6 +20,7 @@ import threading
 import time
 
 from rankspawn.descriptors import Owned
+from rankspawn.portable import forced_alike, has_proc
 from rankspawn.workers.marker import kill_marked
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -124,7 +125,7 @@ class Fence:
                 stderr=subprocess.DEVNULL,
                 cwd="/",
                 # It must carry no mark of any job, or it would be ended with that.
-                env={"PATH": os.environ.get("PATH", os.defpath)},
+                env={"PATH": os.environ.get("PATH", os.defpath), **forced_alike()},
                 # Neither a closed terminal nor Ctrl-C in it is meant for the fence.
                 start_new_session=True,
             )
@@ -147,8 +148,10 @@ class Fence:
         """Kill those who carry this mark, too, when the time has passed.
 
         Raises:
-            FenceError: The process is not there, or does not come up.
+            FenceError: The process is not there, does not come up, or would find nobody.
         """
+        if not has_proc():
+            raise FenceError("without /proc nobody finds the workers of a node that lost its lease")
         self._wait_until_ready()
         self._marks.add(mark)
         self._say(f"guard {mark}")

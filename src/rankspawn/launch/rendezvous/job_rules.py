@@ -28,12 +28,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from rankspawn.launch.backoff import count_tries
 from rankspawn.launch.rendezvous.causes import (
     all_causes,
-    began_with_failure,
     find_failures,
     find_lost,
     leaving_server,
+    pause_text,
     too_few,
     waiting_text,
 )
@@ -70,6 +71,7 @@ class Observed:
         called: When the nodes were first seen to be called.
         done: Nodes whose work in this generation is done, also if they are gone since.
         free: Those of them on which nothing runs, so that nobody needs them any more.
+        lasted: Seconds for which this generation was seen to run; 0 while it does.
     """
 
     stage: tuple[str, str, int] = ("", "", 0)
@@ -79,6 +81,7 @@ class Observed:
     called: float | None = None
     done: frozenset[str] = frozenset()
     free: frozenset[str] = frozenset()
+    lasted: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +151,9 @@ def _observe(
     stage = (state.run_id, str(state.phase), state.generation)
     if stage != observed.stage:
         same_work = stage[0::2] == observed.stage[0::2]
-        kept = observed if same_work else Observed()
-        observed = Observed(stage, now, frozenset(members), now, done=kept.done, free=kept.free)
+        kept = observed if same_work else Observed(since=now)
+        kept = replace(kept, called=None, lasted=now - kept.since)
+        observed = replace(kept, stage=stage, since=now, changed=now)
     if observed.present != members.keys():
         observed = replace(observed, present=frozenset(members), changed=now)
     if state.calling != (observed.called is not None):
@@ -186,7 +190,7 @@ def _gather(
             observed, wake_at=tolerated_until(state, members, observed.changed), waiting=text
         )
     if state.blamed:
-        return NextState(observed, _judge(state, members, observed.free))
+        return NextState(observed, _judge(state, members, observed))
     eligible = eligible_members(state, members)
     if not state.group and (cause := unreachable_cause(eligible)):
         return NextState(observed, _end(state, [cause]))
@@ -199,7 +203,10 @@ def _gather(
             return NextState(observed, _end(state, [*state.causes, *too_late]))
         return _call(state, eligible, observed, now)
     wake_at = min(deadline, tolerated_until(state, members, observed.changed) or deadline)
-    return NextState(observed, wake_at=wake_at, waiting=waiting_text(state, eligible))
+    enough = len(eligible) >= state.terms.min_nodes
+    is_pause = enough and deadline == observed.since + state.pause
+    text = pause_text(state) if is_pause else waiting_text(state, eligible)
+    return NextState(observed, wake_at=wake_at, waiting=text)
 
 
 def _doom(state: JobState, members: Mapping[str, Member]) -> JobState:
@@ -236,7 +243,7 @@ def _call(state: JobState, eligible: Sequence[Member], observed: Observed, now: 
 def _forming_at(state: JobState, eligible: Sequence[Member], observed: Observed) -> float:
     """When the next generation is formed, or given up, if nothing changes."""
     terms = state.terms
-    never_before = observed.since
+    never_before = observed.since + state.pause
     if not state.group and any(member.returned for member in eligible):
         # The store is younger than the job: a node that has not found it yet may still run
         # workers of before, until its old lease ends.
@@ -249,7 +256,7 @@ def _forming_at(state: JobState, eligible: Sequence[Member], observed: Observed)
         return max(never_before, observed.since + terms.elastic_timeout)
     if {member.name for member in eligible}.issuperset(state.group):
         return never_before
-    return observed.changed + terms.settle_seconds
+    return max(never_before, observed.changed + terms.settle_seconds)
 
 
 def _form(state: JobState, eligible: Sequence[Member]) -> JobState:
@@ -313,19 +320,21 @@ def _admit(
     return NextState(observed, _regroup(state, [Cause("joined", text)]))
 
 
-def _judge(state: JobState, members: Mapping[str, Member], free: frozenset[str]) -> JobState:
+def _judge(state: JobState, members: Mapping[str, Member], observed: Observed) -> JobState:
     """What a failure means, now that each node has said what became of it, or is gone.
 
     When a node dies, workers of the others fail because they lose their peers, seconds before its
     lease ends. They are victims, then, at every level.
     """
     failed, level = state.causes, state.terms.elastic_level
-    lost = find_lost(state, members, free)
+    lost = find_lost(state, members, observed.free)
     if lost:
         return _regroup(state, lost)
     if level < 0:
         return _end(state, failed)
-    going_on = _regroup(state, failed, hold=level == 0)
+    # A node that has just begun to lead has not seen how long it lasted: then it was short.
+    tries = count_tries(state.tries, observed.lasted)
+    going_on = _regroup(replace(state, tries=tries), failed, hold=level == 0)
     culprit = members.get(state.blamed)
     if level == 0 and going_on.phase is Phase.GATHERING and culprit is not None:
         return refuse_failed(going_on, culprit)
@@ -372,7 +381,7 @@ def _finish(
     terms = state.terms
     # When a node dies, workers of the others fail because they lose their peers. So after a
     # failure a silent node is worth the time until its lease ends, which tells the cause.
-    is_suspect = began_with_failure(state) and any(member.name in state.group for member in silent)
+    is_suspect = state.began_with_failure and any(member.name in state.group for member in silent)
     deadline = observed.since + (terms.lease_seconds if is_suspect else terms.answer_seconds)
     if silent and now < deadline:
         return NextState(observed, wake_at=deadline)

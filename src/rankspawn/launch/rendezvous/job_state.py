@@ -9,6 +9,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from rankspawn.launch.backoff import pause_after
 from rankspawn.launch.session import Cause, JobResult
 
 
@@ -164,6 +165,7 @@ class JobState:
         causes: What went wrong: why the nodes are gathered again, or why the job ends.
         refused: Members that may not take part, and are still there.
         used: Those of the restarts that ``max_restart`` is about.
+        tries: How many failed in a row and did not last; see ``backoff``.
     """
 
     run_id: str
@@ -180,6 +182,7 @@ class JobState:
     causes: tuple[Cause, ...] = ()
     refused: tuple[Refusal, ...] = ()
     used: int = 0
+    tries: int = 0
 
     @property
     def result(self) -> JobResult:
@@ -192,10 +195,20 @@ class JobState:
         return self.phase is Phase.GATHERING and not self.group and bool(self.causes)
 
     @property
+    def began_with_failure(self) -> bool:
+        """Whether a failed worker is why it ends or gathers again, as far as is known."""
+        return bool(self.causes) and self.causes[0].kind == "failed"
+
+    @property
     def patience(self) -> float:
         """Seconds for which too few nodes wait for more."""
         begins = not self.group and not self.is_doomed
         return self.terms.join_timeout if begins else self.terms.elastic_timeout
+
+    @property
+    def pause(self) -> float:
+        """Seconds from a worker's failure to the next start, at least; 0 after anything else."""
+        return pause_after(self.tries) if self.began_with_failure else 0.0
 
     def concerns(self, name: str) -> bool:
         """Whether the end of this run is the end of this member's part, too.

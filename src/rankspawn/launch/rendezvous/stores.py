@@ -288,12 +288,37 @@ def _etcd_access(told: EtcdAccess, named: EtcdAccess) -> EtcdAccess:
     for name, path in access.files.items():
         if not os.access(path, os.R_OK):
             raise AddressError(f"{name} {path} cannot be read")
+    if access.files:
+        _check_certificates(access)
     if access.user and not access.password:
         raise AddressError(
             f"there is no password for the user {access.user} of etcd: set "
             f"{ETCD_PASSWORD_VARIABLE}, the same on every node"
         )
     return access
+
+
+def _check_certificates(access: EtcdAccess) -> None:
+    """Refuse files that do not fit: later they would look like an etcd that does not answer."""
+    import ssl
+
+    if access.key and not access.cert:
+        raise AddressError("--etcd_key is the key of a certificate: name that with --etcd_cert")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        if access.cert:
+            # With a password, so that OpenSSL does not ask the terminal for one.
+            context.load_cert_chain(access.cert, access.key or None, password="")
+    except OSError as error:
+        raise AddressError(
+            f"--etcd_cert {access.cert} cannot be used ({error}): it needs its own key, which is "
+            "not encrypted, in --etcd_key or in the same file"
+        ) from error
+    try:
+        if os.path.isfile(access.ca):
+            context.load_verify_locations(access.ca)
+    except OSError as error:
+        raise AddressError(f"--etcd_ca {access.ca} is no certificate ({error})") from error
 
 
 def read_master(text: str) -> MasterAddress:

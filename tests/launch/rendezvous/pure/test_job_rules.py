@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from rankspawn.launch.backoff import LASTING
 from rankspawn.launch.rendezvous.job_rules import NextState, Observed, next_state
 from rankspawn.launch.rendezvous.job_state import JobState, JobTerms, Member, NodeReport, Phase
 from rankspawn.launch.session import Cause
@@ -445,6 +446,54 @@ class TestLevels:
         assert job.job.because == "ValueError: no"
         job.all_stop()
         assert (job.phase(), job.job.generation) == (Phase.RUNNING, 2)
+
+
+class TestPauses:
+    """Restarts after failures come later and later, on all nodes at the same time."""
+
+    def fail(self, job: Job, lasting: float = 0.0) -> None:
+        job.wait(lasting)
+        job.report("b", failed=job.job.generation, cause=FAILURE).all_stop()
+
+    def test_grow_as_long_as_no_try_lasts(self) -> None:
+        job = running(replace(FIXED, elastic_level=1, max_restart=99), "a", "b")
+        self.fail(job)
+        assert job.phase() is Phase.RUNNING
+        for pause in (0.5, 1.0, 2.0):
+            self.fail(job)
+            assert job.last.waiting == f"ValueError: no; the next start is in {pause:g} s"
+            assert job.last.wake_at == job.now + pause
+            assert job.wait(pause - 0.01).phase() is Phase.GATHERING
+            assert job.wait(0.01).phase() is Phase.RUNNING
+        self.fail(job, LASTING)
+        assert job.phase() is Phase.RUNNING
+        self.fail(job)
+        assert job.wait(0.49).phase() is Phase.GATHERING
+        assert job.wait(0.01).phase() is Phase.RUNNING
+
+    def test_are_carried_on_by_another_leading_node(self) -> None:
+        job = running(replace(FIXED, elastic_level=1, max_restart=99), "a", "b")
+        self.fail(job)
+        job.observed = Observed()
+        self.fail(job.settle())
+        assert job.phase() is Phase.GATHERING
+        job.observed = Observed()
+        assert job.wait(0.0).last.wake_at == job.now + 0.5
+
+    def test_are_for_failures_alone(self) -> None:
+        job = running(replace(ELASTIC, elastic_level=1, max_restart=99), "a", "b", "c", "d")
+        self.fail(job)
+        job.report("d", leaving=Cause("left", "preempted", 143)).all_stop().vanish("d")
+        job.wait(ELASTIC.settle_seconds)
+        assert set(job.job.group) == {"a", "b", "c"}
+        job.join("e").all_stop()
+        assert set(job.job.group) == {"a", "b", "c", "e"}
+        # Victims of a lost node waited for long enough.
+        job.report("b", failed=job.job.generation, cause=FAILURE).vanish("e").all_stop()
+        job.wait(ELASTIC.settle_seconds)
+        assert set(job.job.group) == {"a", "b", "c"}
+        self.fail(job)
+        assert job.last.wake_at == job.now + 0.5
 
 
 class TestVictims:

@@ -138,6 +138,7 @@ def test_the_names_in_a_store_stay() -> None:
         "causes",
         "dismissed",
         "used",
+        "tries",
         "group_key",
     ]
     assert written["dismissed"][0].keys() == {"name", "cause"}

@@ -1,0 +1,153 @@
+"""How a collective is called: who may, one at a time, in rounds, and what a failure means."""
+
+from __future__ import annotations
+
+import os
+import threading
+from time import perf_counter
+from typing import TypeVar
+
+from rankspawn.parallel.pieces import rounds_for
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rankspawn.parallel.announcing import Call
+    from rankspawn.parallel.buffers import Flat
+    from rankspawn.parallel.lockstep import Lockstep
+
+T = TypeVar("T")
+
+
+class Calling:
+    """What all collectives of a communicator have in common.
+
+    Attributes:
+        rank: This rank's number in the group.
+        size: How many ranks there are.
+        backend: Who carries the data.
+    """
+
+    def __init__(self, step: Lockstep, backend: str, timeout: float | None) -> None:
+        self.rank: int = step.rank
+        self.size: int = step.size
+        self.backend: str = backend
+        self._step = step
+        self._timeout = timeout
+        self._pid = os.getpid()
+        # The thread that has it may take it again: in a handler of a signal, which is then refused.
+        self._using = threading.RLock()
+        self._is_busy = False
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Communicator {self.backend}: rank {self.rank} of {self.size}>"
+
+    def _run(self, call: Call, body: Callable[[], T], timeout: float | None = None) -> T:
+        """One call of a collective, from its announcement to its end."""
+        step, limit = self._step, call.timeout if timeout is None else timeout
+        with self._using:
+            self._check_usable(call.name)
+            self._is_busy = True
+            try:
+                began = perf_counter()
+                step.announce(call, self._timeout if limit is None else limit)
+                result = body()
+                step.tally.called(call.name, call.nbytes, perf_counter() - began)
+            except BaseException as error:
+                # Others are or will be waiting for this rank in the middle of a call.
+                step.break_off(error)
+                raise
+            else:
+                return result
+            finally:
+                self._is_busy = False
+
+    def _alone(self, call: Call, body: Callable[[], T]) -> T:
+        """Do something while no other thread does, and count it."""
+        with self._using:
+            self._check_usable(call.name)
+            self._is_busy = True
+            try:
+                if call.timeout is None:
+                    call.timeout = self._timeout
+                began = perf_counter()
+                result = body()
+                self._step.tally.called(call.name, call.nbytes, perf_counter() - began)
+                return result
+            finally:
+                self._is_busy = False
+
+    def _check_usable(self, name: str) -> None:
+        if self._is_busy:  # and by this thread, which is in a handler
+            raise RuntimeError(f"{name} was called in the middle of another collective")
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"{name} was called in process {os.getpid()}, a fork of rank {self.rank} (process "
+                f"{self._pid}): only the rank itself talks to the others"
+            )
+        if self._closed:
+            raise RuntimeError(f"{name} was called after close()")
+        if self._step.broken is not None:
+            raise RuntimeError(
+                f"{name} was called on a communicator that failed before, with "
+                f"{type(self._step.broken).__name__}: {self._step.broken}"
+            )
+
+    def _check_rank(self, rank: int, name: str) -> None:
+        if not isinstance(rank, int) or not 0 <= rank < self.size:
+            raise ValueError(f"{name}={rank!r}: ranks of this group are 0 to {self.size - 1}")
+
+    def _check_peer(self, rank: int, name: str) -> None:
+        self._check_rank(rank, name)
+        if rank == self.rank:
+            raise ValueError(f"{name}={rank} is this rank itself")
+
+    def _check_rows(self, flat: Flat, name: str) -> None:
+        if not flat.shape or flat.shape[0] != self.size:
+            raise ValueError(
+                f"{name} needs one entry per rank: {self.size} in the first dimension, not the "
+                f"shape {flat.shape}"
+            )
+
+    def _exchange(
+        self,
+        call: Call,
+        nbytes: int,
+        width: int,
+        fill: Callable[[memoryview, int], None],
+        drain: Callable[[list[memoryview], int], None],
+    ) -> None:
+        """Rounds in which some ranks fill their slots, and then some read those of all.
+
+        Args:
+            call: What is called.
+            nbytes: What goes through each rank's slots, or each rank's part of them, in all.
+            width: How much of it in each round.
+            fill: Writes into this rank's slot what belongs there in a round.
+            drain: Takes out of all ranks' slots what this one wants of a round.
+        """
+        step = self._step
+        room = step.slot if self._is_small(call.nbytes) else step.stage
+
+        def body() -> None:
+            for number in range(rounds_for(nbytes, width)):
+                fill(room(self.rank, step.parity), number)
+                if number == 0:
+                    step.agree()
+                else:
+                    step.meet()
+                parity = step.phase & 1
+                drain([room(rank, parity) for rank in range(self.size)], number)
+
+        self._run(call, body)
+
+    def _is_small(self, nbytes: int) -> bool:
+        """It fits into what goes with an announcement."""
+        return nbytes <= self._step.region.layout.inline
+
+    def _width(self, nbytes: int, itemsize: int) -> int:
+        """How much of so many bytes goes through a slot at once: whole elements."""
+        layout = self._step.region.layout
+        return layout.inline if self._is_small(nbytes) else layout.chunk // itemsize * itemsize

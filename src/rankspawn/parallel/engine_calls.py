@@ -1,0 +1,152 @@
+"""How a collective is called over an engine: who may, one at a time, and what a failure means."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, TypeVar
+
+from rankspawn.errors import CollectiveTimeoutError, RankLostError
+from rankspawn.parallel.buffers import DeviceFlat, Flat, OnDeviceError, flatten, make_like
+from rankspawn.parallel.reducing import check_operation
+from rankspawn.parallel.statistics import Tally
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rankspawn.parallel.engines import Engine
+
+T = TypeVar("T")
+# How engines say that a connection is lost.
+_GONE = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed")
+
+
+class EngineCalling:
+    """What all collectives over an engine have in common.
+
+    Attributes:
+        rank: This rank's number in the group.
+        size: How many ranks there are.
+        backend: ``torch:gloo``, ``mpi`` and the like.
+    """
+
+    def __init__(self, engine: Engine, timeout: float | None = None) -> None:
+        self.rank: int = engine.rank
+        self.size: int = engine.size
+        self.backend: str = engine.name
+        self._engine = engine
+        self._check_timeout(timeout)
+        self._timeout = timeout
+        self._pid = os.getpid()
+        self._using = threading.RLock()
+        self._tally = Tally(engine.size)
+        self._broken: BaseException | None = None
+        self._closed = False
+
+    def __repr__(self) -> str:
+        return f"<Communicator {self.backend}: rank {self.rank} of {self.size}>"
+
+    # -- how a call is made
+
+    def _run(
+        self, name: str, nbytes: int, timeout: float | None, body: Callable[[float | None], T]
+    ) -> T:
+        """One call of a collective; ``body`` gets the seconds that it may wait."""
+        self._check_timeout(timeout)
+        wait = self._timeout if timeout is None else timeout
+        with self._using:
+            self._check_usable(name)
+            began = time.perf_counter()
+            try:
+                result = body(wait)
+            except BaseException as error:
+                self._broken = error
+                explained = self._explain(error, name, wait, time.perf_counter() - began)
+                if explained is error:
+                    raise
+                raise explained from error
+            self._tally.called(name, nbytes, time.perf_counter() - began)
+            return result
+
+    def _explain(
+        self, error: BaseException, name: str, wait: float | None, seconds: float
+    ) -> BaseException:
+        """An engine's own error as ours, where it can be told what it means."""
+        text = str(error)
+        if isinstance(error, RankLostError | CollectiveTimeoutError) or not isinstance(
+            error, RuntimeError | TimeoutError
+        ):
+            return error
+        if wait is not None and seconds >= wait:
+            return CollectiveTimeoutError(
+                f"ranks did not come to {name} in {wait:g} s ({self.backend} does not say which)",
+                collective=name,
+            )
+        if any(words in text for words in _GONE):
+            return RankLostError(
+                f"a rank is gone, {self.backend} does not say which; this rank waits in {name}: "
+                f"{text}",
+                collective=name,
+            )
+        return error
+
+    def _check_timeout(self, timeout: float | None) -> None:
+        if timeout is not None and not self._engine.has_timeouts:
+            raise ValueError(f"timeout={timeout}: {self.backend} can only wait until all come")
+
+    def _check_usable(self, name: str) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"{name} was called in process {os.getpid()}, a fork of rank {self.rank} (process "
+                f"{self._pid}): only the rank itself talks to the others"
+            )
+        if self._closed:
+            raise RuntimeError(f"{name} was called after close()")
+        if self._broken is not None:
+            raise RuntimeError(
+                f"{name} was called on a communicator that failed before, with "
+                f"{type(self._broken).__name__}: {self._broken}"
+            )
+
+    def _check_rank(self, rank: int, name: str) -> None:
+        if not isinstance(rank, int) or not 0 <= rank < self.size:
+            raise ValueError(f"{name}={rank!r}: ranks of this group are 0 to {self.size - 1}")
+
+    def _check_message(self, rank: int, name: str, tag: int) -> None:
+        self._check_rank(rank, name)
+        if rank == self.rank:
+            raise ValueError(f"{name}={rank} is this rank itself")
+        if not self._engine.has_messages:
+            raise RuntimeError(
+                f"messages between two of {self.size} ranks do not arrive over {self.backend}: use "
+                "a collective"
+            )
+        if tag and not self._engine.has_tags:
+            raise ValueError(f"tag={tag}: messages over {self.backend} have no tags")
+
+    def _check_rows(self, flat: Flat, name: str) -> None:
+        if not flat.shape or flat.shape[0] != self.size:
+            raise ValueError(
+                f"{name} needs one entry per rank: {self.size} in the first dimension, not the "
+                f"shape {flat.shape}"
+            )
+
+    def _check_operation(self, flat: Flat, op: str) -> None:
+        check_operation(op, flat.dtype)
+        if isinstance(flat, DeviceFlat) and not self._engine.reduces(flat, op):
+            raise TypeError(f"{self.backend} has no op={op!r} for {flat.dtype} on a device")
+
+    def _hold(self, source: Any, *, writable: bool) -> Flat:
+        try:
+            return flatten(source, writable=writable)
+        except OnDeviceError:
+            return self._engine.hold(source)
+
+    def _make_like(self, flat: Flat, shape: Sequence[int]) -> Flat:
+        return (
+            self._engine.make_like(flat, shape)
+            if isinstance(flat, DeviceFlat)
+            else make_like(flat, shape)
+        )

@@ -1,0 +1,345 @@
+"""Ranks in step: each phase of each collective is a meeting of all of them.
+
+A rank says how far it is in one entry of a board, of which it is the only writer: the number of
+the phase, and a mark of what it calls. To publish something it writes it into its slot of this
+phase, odd or even, and then its entry; whoever sees the new entry sees what was written. Whoever
+finds the entries of all equal to its own came last, and lets the others go on with one word, at
+which they sleep: so each of them wakes once, and the last one never sleeps.
+
+**The rule that keeps this right:** a rank writes into its slot for phase t only after all others
+have counted t-1, and it reads what others published at t-2 only before it counts t-1. So what is
+overwritten, nobody reads any more: two slots are enough, over all collectives and all sizes, and
+two boards are. There is one count over all of them; with a count for each kind, a large sum after
+a small one overwrites what is still being read.
+
+Several may find that they came last. They write the same, and before they count on; until they do,
+nobody gets further than they are: so the word never goes back.
+
+Nobody holds anything that others need, so a rank may die at any instruction. Either it has counted,
+and what it published is whole; or it has not, and the others notice that it is gone.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+from rankspawn.errors import CollectiveMismatchError, CollectiveTimeoutError, RankLostError
+from rankspawn.parallel.announcing import Announcements, Call, Told
+from rankspawn.parallel.layout import INLINE_AT, LAST, RELEASE, SLEEPING
+from rankspawn.parallel.peers import (
+    ABSENT,
+    BROKEN,
+    BY_EXCEPTION,
+    BY_LOSS,
+    BY_MISMATCH,
+    BY_TIMEOUT,
+    LEFT,
+    Peers,
+)
+from rankspawn.parallel.region import open_at
+from rankspawn.parallel.statistics import Tally
+from rankspawn.parallel.waiting import Patience
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankspawn.parallel.region import Region
+    from rankspawn.parallel.waiting import Sleeper
+
+_MASK = 0xFFFFFFFF
+# An entry: the lowest bits of the phase, above them the mark. Ranks are at most one phase apart.
+_PHASE_BITS, _PHASE = 16, 0xFFFF
+# The mark of a meeting that belongs to a call on which all have agreed.
+_AGREED = 1
+# How long a rank sleeps before it looks whether those it waits for still live.
+_LOOK_SECONDS = 0.04
+# How long a process that has closed its files may take to end, on a busy machine.
+_ENDING_SECONDS = 2.0
+
+
+class Lockstep:
+    """This rank's side of the meetings of one communicator.
+
+    Attributes:
+        phase: How many meetings there were.
+        parity: Which of its two slots this rank writes next.
+        broken: Why the communicator cannot be used any more.
+    """
+
+    def __init__(self, region: Region, rank: int, peers: Peers, sleeper: Sleeper) -> None:
+        layout = region.layout
+        self.region = region
+        self.rank = rank
+        self.size: int = layout.size
+        self.peers = peers
+        self.sleeper = sleeper
+        self.tally: Tally = Tally(layout.size)
+        self.phase: int = 0
+        self.broken: BaseException | None = None
+        self.announcements: Announcements = Announcements(region.controls, layout, rank)
+        self._slots = [
+            [_slot(region, each, parity) for parity in (0, 1)] for each in range(layout.size)
+        ]
+        self._words = region.words
+        self._release = (layout.board + RELEASE) // 4
+        self._release_address = region.base + layout.board + RELEASE
+        self._last = (layout.board + LAST) // 4
+        self._sleeping = region.controls[layout.board + SLEEPING :][: layout.size]
+        self._nobody = bytes(layout.size)
+        at = [layout.entries(parity) for parity in (0, 1)]
+        self._entries = [region.controls[each : each + 8 * layout.size].cast("Q") for each in at]
+        self._boards = [region.controls[each : each + 8 * layout.size] for each in at]
+        self._others = [each for each in range(layout.size) if each != rank]
+        self._mark = _AGREED
+        self._call = Call("init_parallel_env")
+        self._limit: float | None = None
+        self._deadline: float | None = None
+        self._patience = Patience(layout.size)
+        self._ordering = threading.Lock()
+
+    @property
+    def parity(self) -> int:
+        """Of the phase that comes next."""
+        return (self.phase + 1) & 1
+
+    def slot(self, rank: int, parity: int) -> memoryview:
+        """A rank's room for small data."""
+        return self._slots[rank][parity]
+
+    def stage(self, rank: int, parity: int) -> memoryview:
+        """A rank's room for a piece of large data, and for a part of a result."""
+        layout = self.region.layout
+        at = layout.stage_offset(rank, parity)
+        return self.region.stages(self.rank)[at : at + layout.stage]
+
+    def announce(self, call: Call, limit: float | None = None) -> None:
+        """Say what this rank calls, and how long it waits; the next :meth:`agree` compares."""
+        self._call = call
+        self._limit = limit
+        self._deadline = None if limit is None else time.monotonic() + limit
+        self.announcements.write(call, (self.phase + 1) & 1)
+
+    def agree(self) -> None:
+        """Meet, and make sure that all ranks called the same.
+
+        Raises:
+            CollectiveMismatchError: One called something else.
+        """
+        self._mark = self._call.mark
+        try:
+            self.meet()
+        finally:
+            self._mark = _AGREED
+
+    def told(self) -> list[Told]:
+        """What each rank announced at the meeting that was just held."""
+        return [self.announcements.told(rank, self.phase & 1) for rank in range(self.size)]
+
+    def meet(self) -> int:
+        """Publish what this rank wrote, and wait for all others; the parity of the phase."""
+        fence = self.sleeper.fence
+        if fence is not None:
+            fence()
+        self.phase = phase = self.phase + 1
+        parity = phase & 1
+        entry = self._mark << _PHASE_BITS | phase & _PHASE
+        self._entries[parity][self.rank] = entry
+        if fence is not None:
+            fence()
+        if bytes(self._boards[parity]) == entry.to_bytes(8, sys.byteorder) * self.size:
+            self._let_go(phase)
+        else:
+            self._wait(phase, entry)
+        if fence is not None:
+            fence()
+        return parity
+
+    def _let_go(self, phase: int) -> None:
+        """This rank came last: have the others go on."""
+        words = self._words
+        words[self._last] = self.rank
+        words[self._release] = phase & _MASK
+        self._order()
+        if bytes(self._sleeping) != self._nobody:
+            self.sleeper.wake(self._release_address)
+
+    def _wait(self, phase: int, entry: int) -> None:
+        """Wait until the last one has come."""
+        began = time.perf_counter()
+        if not self._patience.is_rewarded(self._words, self._release, phase & _MASK):
+            self._sleep(phase, entry)
+        last = self._words[self._last]
+        if last != self.rank:
+            self.tally.waited(last, time.perf_counter() - began)
+
+    def _sleep(self, phase: int, entry: int) -> None:
+        """Sleep until somebody has found that all have come, which may be this rank after all."""
+        words, release, goal = self._words, self._release, phase & _MASK
+        board, complete = self._boards[phase & 1], entry.to_bytes(8, sys.byteorder) * self.size
+        self._sleeping[self.rank] = 1
+        try:
+            self._order()
+            looked = time.perf_counter()
+            self._compare(phase, entry)
+            while words[release] != goal:
+                # Two that come at the same moment may each have missed the other. And the last one
+                # may have died before it said so.
+                if bytes(board) == complete:
+                    self._let_go(phase)
+                    return
+                self.sleeper.wait(self._release_address, (goal - 1) & _MASK, _LOOK_SECONDS)
+                now = time.perf_counter()
+                if words[release] != goal and (now - looked >= _LOOK_SECONDS or self._has_left()):
+                    looked = now
+                    self._look_after(phase, entry)
+        finally:
+            self._sleeping[self.rank] = 0
+
+    def _order(self) -> None:
+        """Have others see what this rank wrote before it reads on.
+
+        Of two that write and then read what the other wrote, at least one must see it. Processors
+        keep writes back for a while, unless there is an instruction with a lock between.
+        """
+        if self._ordering.acquire(blocking=False):
+            self._ordering.release()
+
+    def _compare(self, phase: int, entry: int) -> None:
+        """Raise if somebody who has come called something else."""
+        for rank in self._others:
+            other = self._entries[phase & 1][rank]
+            if other != entry and (other ^ phase) & _PHASE == 0:
+                if self.sleeper.fence is not None:
+                    self.sleeper.fence()
+                raise self.announcements.mismatch(rank, phase & 1)
+
+    def has_come(self, rank: int, phase: int) -> bool:
+        """Whether a rank has counted this phase, the one of this rank or the next."""
+        return (self._entries[phase & 1][rank] ^ phase) & _PHASE == 0
+
+    def _has_left(self) -> bool:
+        return any(self.peers.state(rank) in (LEFT, BROKEN) for rank in self._others)
+
+    def _look_after(self, phase: int, entry: int) -> None:
+        """Raise if ranks called different things, one never comes, or the time is over."""
+        self._compare(phase, entry)
+        late = [rank for rank in self._others if not self.has_come(rank, phase)]
+        # Those first who say nothing: what the others say follows from them, as a rule.
+        for rank in sorted(late, key=self.peers.state):
+            error = self.find_loss(rank, self._call.name)
+            # It may have come just before it left: then it is not missed here.
+            if error is not None and not self.has_come(rank, phase):
+                raise error
+        if late and self._deadline is not None and time.monotonic() >= self._deadline:
+            raise self.timeout_error(self._call.name, late, self._limit)
+
+    def timeout_error(
+        self, name: str, missing: Sequence[int], limit: float | None
+    ) -> CollectiveTimeoutError:
+        """The error that names who has not come."""
+        return _timeout_error(name, missing, f"in {limit:g} s")
+
+    def find_loss(self, rank: int, name: str) -> Exception | None:
+        """Why nothing more is to be expected of a rank; None if it is at work."""
+        state = self.peers.state(rank)
+        if state == LEFT:
+            return _loss(rank, name, f"has left (process {self.peers.pid(rank)})")
+        if state == BROKEN:
+            return self._explain_broken(rank, name)
+        if not self.peers.is_gone(rank):
+            return None
+        if self.peers.state(rank) != state:  # it has said why before it ended
+            return self.find_loss(rank, name)
+        how = "ended before it called init_parallel_env" if state == ABSENT else "is gone"
+        return _loss(rank, name, f"(process {self.peers.pid(rank)}) {how}")
+
+    def _explain_broken(self, rank: int, name: str) -> Exception:
+        reason, about = self.peers.reason(rank)
+        if reason == BY_TIMEOUT and about != self.rank:
+            return _timeout_error(name, [about], f"before rank {rank} gave up")
+        if reason == BY_LOSS and about != self.rank:
+            return _loss(about, name, f"is lost, as rank {rank} says")
+        why = {
+            BY_TIMEOUT: f"gave up waiting for rank {about}, its timeout was over",
+            BY_MISMATCH: f"called something else than rank {about}",
+        }
+        text = why.get(reason, "left a collective in the middle because of an exception")
+        return _loss(rank, name, text)
+
+    def open_from(self, rank: int, address: str) -> int:
+        """A descriptor of a file that another rank has open.
+
+        Raises:
+            RankLostError: It has ended meanwhile.
+        """
+        try:
+            return open_at(address)
+        except RuntimeError:
+            # A process that ends closes its files a moment before it has ended.
+            deadline = time.monotonic() + _ENDING_SECONDS
+            while time.monotonic() < deadline:
+                error = self.find_loss(rank, self._call.name)
+                if error is not None:
+                    raise error from None
+                time.sleep(0.001)
+            raise
+
+    def break_off(self, error: BaseException) -> None:
+        """This rank cannot go on: tell the others, and refuse all calls from now on."""
+        if self.broken is not None:
+            return
+        self.broken = error
+        reason, about = BY_EXCEPTION, self.rank
+        if isinstance(error, RankLostError):
+            reason, about = BY_LOSS, error.rank
+        elif isinstance(error, CollectiveTimeoutError):
+            reason, about = BY_TIMEOUT, error.missing[0]
+        elif isinstance(error, CollectiveMismatchError):
+            reason, about = BY_MISMATCH, error.ranks[1]
+        self.peers.say(BROKEN, reason, about)
+        if reason != BY_MISMATCH and self._words[self._release] != self.phase & _MASK:
+            # Who comes now must not go on as if this rank had. Of a mismatch, it has to see both.
+            self._entries[self.phase & 1][self.rank] = (self.phase - 2) & _PHASE
+        self.wake_all()
+
+    def leave(self) -> None:
+        """This rank is done: tell the others, unless they know of a better reason already."""
+        if self.broken is None:
+            self.peers.say(LEFT)
+        self.wake_all()
+
+    def close(self) -> None:
+        """Let go of everything; after :meth:`leave`."""
+        for pair in self._slots:
+            for view in pair:
+                view.release()
+        for view in (*self._entries, *self._boards, self._sleeping):
+            view.release()
+        self.peers.close()
+        self.region.close()
+
+    def wake_all(self) -> None:
+        """Have all who wait for this rank look again."""
+        self.sleeper.wake(self._release_address)
+        layout = self.region.layout
+        for other in self._others:
+            self.sleeper.wake(self.region.base + layout.sent(self.rank, other))
+            self.sleeper.wake(self.region.base + layout.taken(self.rank, other))
+
+
+def _slot(region: Region, rank: int, parity: int) -> memoryview:
+    at = region.layout.announcement(rank, parity) + INLINE_AT
+    return region.controls[at : at + region.layout.inline]
+
+
+def _loss(rank: int, name: str, what: str) -> RankLostError:
+    return RankLostError(f"rank {rank} {what}; this rank waits for it in {name}", rank, name)
+
+
+def _timeout_error(name: str, missing: Sequence[int], when: str) -> CollectiveTimeoutError:
+    who = ", ".join(str(rank) for rank in missing)
+    noun = "rank" if len(missing) == 1 else "ranks"
+    return CollectiveTimeoutError(f"{noun} {who} did not come to {name} {when}", (*missing,), name)

@@ -1,0 +1,378 @@
+"""The communicator of ranks that another engine connects.
+
+An engine moves bytes and reduces what it has operations for. All else is made of that here: types
+and operations that it does not know are gathered and reduced by each rank, in the order of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, TypeVar
+
+from rankspawn.caller import at_users_line
+from rankspawn.parallel.buffers import DeviceFlat, Flat, flatten, make, make_like, need_numpy
+from rankspawn.parallel.engine_calls import EngineCalling
+from rankspawn.parallel.objects import pickled, unpickled
+from rankspawn.parallel.reducing import depends_on_place, reduce_into
+from rankspawn.parallel.splitting import members_of
+from rankspawn.parallel.statistics import Statistics
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankspawn.parallel.communicator import Communicator
+    from rankspawn.parallel.engines import Engine
+
+T = TypeVar("T")
+# Bytes of each rank that are gathered at once, to be reduced.
+_PIECE = 1 << 20
+# A message up to this size does not wait until it is taken.
+_SMALL = 64 << 10
+# Of a number of bytes that others are told.
+_WORD = 8
+
+
+class OverEngine(EngineCalling):
+    """Ranks over an engine; see :class:`rankspawn.parallel.communicator.Communicator`.
+
+    Attributes:
+        rank: This rank's number in the group.
+        size: How many ranks there are.
+        backend: ``torch:gloo``, ``mpi`` and the like.
+    """
+
+    def __init__(self, engine: Engine, timeout: float | None = None) -> None:
+        super().__init__(engine, timeout)
+        self._parts: list[Communicator] = []
+
+    # -- reductions
+
+    @at_users_line
+    def barrier(self, *, timeout: float | None = None) -> None:
+        """Wait until all ranks have come here."""
+        self._run("barrier", 0, timeout, self._engine.barrier)
+
+    @at_users_line
+    def all_reduce(self, buffer: T, op: str = "sum", *, timeout: float | None = None) -> T:
+        """Reduce what all ranks have, in place; every rank gets the same bits."""
+        flat = self._hold(buffer, writable=True)
+        self._check_operation(flat, op)
+        self._run("all_reduce", flat.nbytes, timeout, lambda wait: self._reduce(flat, op, wait))
+        if flat.write_back is not None:
+            flat.write_back()
+        return buffer
+
+    @at_users_line
+    def reduce(
+        self, buffer: T, dst: int = 0, op: str = "sum", *, timeout: float | None = None
+    ) -> T:
+        """The same for one rank only; the others' buffers stay as they are."""
+        self._check_rank(dst, "dst")
+        flat = self._hold(buffer, writable=self.rank == dst)
+        self._check_operation(flat, op)
+        used = flat if self.rank == dst else _copy(flat)
+        self._run("reduce", flat.nbytes, timeout, lambda wait: self._reduce(used, op, wait))
+        if flat.write_back is not None and self.rank == dst:
+            flat.write_back()
+        return buffer
+
+    def _reduce(self, flat: Flat, op: str, wait: float | None) -> None:
+        if not flat.nbytes:
+            return
+        if self._engine.reduces(flat, op):
+            self._engine.all_reduce(flat, op, wait)
+            return
+        width = _PIECE // flat.itemsize * flat.itemsize
+        for begin in range(0, flat.nbytes, width):
+            piece = flat.data[begin : begin + width]
+            rows = _rows(memoryview(bytearray(piece.nbytes * self.size)), self.size)
+            self._engine.all_gather(rows, piece, wait)
+            reduce_into(piece, rows, flat.dtype, op)
+        if depends_on_place(op, flat.dtype):  # then one rank's result is that of all
+            self._engine.broadcast(flat.data, 0, wait)
+
+    @at_users_line
+    def reduce_scatter(self, buffer: Any, op: str = "sum", *, timeout: float | None = None) -> Any:
+        """This rank's part of what all have, reduced: ``buffer[rank]`` of ``size`` entries."""
+        flat = self._hold(buffer, writable=False)
+        self._check_rows(flat, "reduce_scatter")
+        self._check_operation(flat, op)
+        out = self._make_like(flat, flat.shape[1:])
+
+        def body(wait: float | None) -> None:
+            if isinstance(flat, DeviceFlat):
+                copy = _copy(flat)
+                self._reduce(copy, op, wait)
+                out.data[:] = _rows(copy.data, self.size)[self.rank]
+            elif out.nbytes:
+                parts = _rows(memoryview(bytearray(flat.nbytes)), self.size)
+                self._swap(_rows(flat.data, self.size), parts, wait)
+                reduce_into(out.data, parts, flat.dtype, op)
+
+        self._run("reduce_scatter", flat.nbytes, timeout, body)
+        return out.source
+
+    # -- data that is moved
+
+    @at_users_line
+    def broadcast(self, buffer: T, src: int = 0, *, timeout: float | None = None) -> T:
+        """Give all ranks what one has, in place."""
+        self._check_rank(src, "src")
+        flat = self._hold(buffer, writable=self.rank != src)
+        self._run("broadcast", flat.nbytes, timeout, lambda wait: self._give(flat, src, wait))
+        if flat.write_back is not None and self.rank != src:
+            flat.write_back()
+        return buffer
+
+    def _give(self, flat: Flat, src: int, wait: float | None) -> None:
+        if flat.nbytes:
+            self._engine.broadcast(flat.data, src, wait)
+
+    @at_users_line
+    def all_gather(self, buffer: Any, *, timeout: float | None = None) -> Any:
+        """What all ranks have, by rank: a new array with one more dimension in front."""
+        flat = self._hold(buffer, writable=False)
+        out = self._make_like(flat, (self.size, *flat.shape))
+
+        def body(wait: float | None) -> None:
+            if flat.nbytes:
+                self._engine.all_gather(_rows(out.data, self.size), flat.data, wait)
+
+        self._run("all_gather", flat.nbytes, timeout, body)
+        return out.source
+
+    @at_users_line
+    def gather(self, buffer: Any, dst: int = 0, *, timeout: float | None = None) -> Any:
+        """The same for one rank; None for the others."""
+        self._check_rank(dst, "dst")
+        flat = self._hold(buffer, writable=False)
+        out = self._make_like(flat, (self.size, *flat.shape)) if self.rank == dst else None
+        rows = [] if out is None else _rows(out.data, self.size)
+        self._run(
+            "gather", flat.nbytes, timeout, lambda wait: self._collect(flat.data, rows, dst, wait)
+        )
+        return None if out is None else out.source
+
+    def _collect(self, data: Any, rows: Sequence[Any], dst: int, wait: float | None) -> None:
+        """Have all ranks' data in the rows of one; they may be of different lengths."""
+        if self.rank != dst:
+            self._engine.exchange([(dst, data)] if len(data) else [], [], wait)
+            return
+        if len(data):
+            rows[dst][:] = data
+        receives = [(rank, row) for rank, row in enumerate(rows) if rank != dst and len(row)]
+        self._engine.exchange([], receives, wait)
+
+    @at_users_line
+    def scatter(self, array: Any = None, src: int = 0, *, timeout: float | None = None) -> Any:
+        """This rank's part of an array that one rank has: ``array[rank]`` of ``size`` entries."""
+        self._check_rank(src, "src")
+        flat: Flat | None = None
+        if self.rank == src:
+            flat = flatten(array, writable=False)
+            self._check_rows(flat, "scatter")
+        nbytes = 0 if flat is None else flat.nbytes
+        return self._run("scatter", nbytes, timeout, lambda wait: self._scatter(flat, src, wait))
+
+    def _scatter(self, flat: Flat | None, src: int, wait: float | None) -> Any:
+        mine = b"" if flat is None else pickled((flat.kind, flat.dtype, flat.shape[1:]))
+        kind, dtype, shape = unpickled(self._give_bytes(mine, src, wait))
+        out = make(kind, dtype, shape) if flat is None else make_like(flat, shape)
+        if not out.nbytes:
+            return out.source
+        if flat is None:
+            self._engine.exchange([], [(src, out.data)], wait)
+        else:
+            rows = _rows(flat.data, self.size)
+            out.data[:] = rows[src]
+            self._engine.exchange(
+                [(rank, row) for rank, row in enumerate(rows) if rank != src], [], wait
+            )
+        return out.source
+
+    @at_users_line
+    def all_to_all(self, buffer: Any, *, timeout: float | None = None) -> Any:
+        """What all ranks have for this one: entry ``i`` is rank i's ``buffer[rank]``."""
+        flat = self._hold(buffer, writable=False)
+        self._check_rows(flat, "all_to_all")
+        out = self._make_like(flat, flat.shape)
+        rows, parts = _rows(flat.data, self.size), _rows(out.data, self.size)
+        self._run("all_to_all", flat.nbytes, timeout, lambda wait: self._swap(rows, parts, wait))
+        return out.source
+
+    def _swap(self, rows: Sequence[Any], parts: Sequence[Any], wait: float | None) -> None:
+        if not len(rows[0]):
+            return
+        parts[self.rank][:] = rows[self.rank]
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        self._engine.exchange(
+            [(rank, rows[rank]) for rank in others], [(rank, parts[rank]) for rank in others],
+            wait,
+        )  # fmt: skip
+
+    # -- messages, objects
+
+    @at_users_line
+    def send(self, buffer: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
+        """Send to one rank; small messages do not wait until it takes them."""
+        self._check_message(dst, "dst", tag)
+        flat = self._hold(buffer, writable=False)
+
+        def body(wait: float | None) -> None:
+            if flat.nbytes > _SMALL or isinstance(flat, DeviceFlat):
+                self._engine.send(flat.data, dst, tag, wait)
+            elif flat.nbytes:
+                self._engine.post(flat.data, dst, tag)
+
+        self._run("send", flat.nbytes, timeout, body)
+
+    @at_users_line
+    def recv(self, buffer: T, src: int, tag: int = 0, *, timeout: float | None = None) -> T:
+        """Take the first message with this tag from one rank, in place."""
+        self._check_message(src, "src", tag)
+        flat = self._hold(buffer, writable=True)
+
+        def body(wait: float | None) -> None:
+            if flat.nbytes:
+                self._engine.recv(flat.data, src, tag, wait)
+
+        self._run("recv", flat.nbytes, timeout, body)
+        if flat.write_back is not None:
+            flat.write_back()
+        return buffer
+
+    @at_users_line
+    def broadcast_object(
+        self, obj: Any = None, src: int = 0, *, timeout: float | None = None
+    ) -> Any:
+        """What one rank has, whatever can be pickled."""
+        self._check_rank(src, "src")
+        mine = pickled(obj) if self.rank == src else b""
+        return unpickled(
+            self._run(
+                "broadcast_object",
+                len(mine),
+                timeout,
+                lambda wait: self._give_bytes(mine, src, wait),
+            )
+        )
+
+    @at_users_line
+    def gather_object(
+        self, obj: Any, dst: int = 0, *, timeout: float | None = None
+    ) -> list[Any] | None:
+        """What all ranks have, by rank, for one of them; None for the others."""
+        self._check_rank(dst, "dst")
+        mine = memoryview(pickled(obj))
+
+        def body(wait: float | None) -> list[bytearray]:
+            sizes = self._gather_sizes(len(mine), wait)
+            found = [bytearray(size) for size in sizes] if self.rank == dst else []
+            self._collect(mine, [memoryview(each) for each in found], dst, wait)
+            return found
+
+        found = self._run("gather_object", len(mine), timeout, body)
+        return [unpickled(each) for each in found] if self.rank == dst else None
+
+    @at_users_line
+    def all_gather_object(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
+        """What all ranks have, by rank."""
+        mine = pickled(obj)
+
+        def body(wait: float | None) -> list[bytes]:
+            return self._gather_bytes(mine, wait)
+
+        return [
+            unpickled(each) for each in self._run("all_gather_object", len(mine), timeout, body)
+        ]
+
+    def _give_bytes(self, mine: bytes, src: int, wait: float | None) -> bytearray:
+        """What one rank has; the others learn first how much it is."""
+        word = bytearray(len(mine).to_bytes(_WORD, "little"))
+        self._engine.broadcast(memoryview(word), src, wait)
+        data = bytearray(mine) if self.rank == src else bytearray(int.from_bytes(word, "little"))
+        if data:
+            self._engine.broadcast(memoryview(data), src, wait)
+        return data
+
+    def _gather_sizes(self, mine: int, wait: float | None) -> list[int]:
+        words = _rows(memoryview(bytearray(_WORD * self.size)), self.size)
+        self._engine.all_gather(words, memoryview(mine.to_bytes(_WORD, "little")), wait)
+        return [int.from_bytes(word, "little") for word in words]
+
+    def _gather_bytes(self, mine: bytes, wait: float | None) -> list[bytes]:
+        """What all ranks have, each as long as the longest on its way."""
+        sizes = self._gather_sizes(len(mine), wait)
+        longest = max(sizes)
+        rows = _rows(memoryview(bytearray(longest * self.size)), self.size)
+        if longest:
+            self._engine.all_gather(rows, memoryview(mine.ljust(longest, b"\0")), wait)
+        return [bytes(row[:size]) for row, size in zip(rows, sizes, strict=True)]
+
+    # -- memory, parts, end
+
+    @at_users_line
+    def empty(self, shape: Any, dtype: Any = "float32", *, timeout: float | None = None) -> Any:
+        """A NumPy array; nothing is shared, so it is as good as any other."""
+        self._check_timeout(timeout)
+        return need_numpy("comm.empty() gives an array").empty(shape, dtype)
+
+    @at_users_line
+    def split(
+        self, color: int | None, key: int = 0, *, timeout: float | None = None
+    ) -> Communicator | None:
+        """A communicator of the ranks with the same color, ordered by key and rank.
+
+        None for a rank whose color is None.
+        """
+        mine = pickled((color, key))
+
+        def body(wait: float | None) -> tuple[list[int], Engine | None]:
+            wishes = [unpickled(each) for each in self._gather_bytes(mine, wait)]
+            found = [tuple(members_of(wishes, rank)) for rank in range(self.size)]
+            # Each group once, in the order of its first rank, on all ranks the same.
+            groups = [group for group in dict.fromkeys(found) if group]
+            members = members_of(wishes, self.rank)
+            return members, self._engine.split(
+                [group for group in groups if len(group) > 1], members
+            )
+
+        members, engine = self._run("split", len(mine), timeout, body)
+        if not members:
+            return None
+        part: Communicator
+        if engine is None:
+            from rankspawn.parallel.shared_memory import alone
+
+            part = alone()
+        else:
+            part = OverEngine(engine, self._timeout)
+        self._parts.append(part)
+        return part
+
+    def statistics(self) -> Statistics:
+        """What this rank has exchanged so far; engines do not say for whom it waited."""
+        return self._tally.read()
+
+    def close(self) -> None:
+        """Leave. A second call does nothing."""
+        if self._closed or os.getpid() != self._pid:  # a fork has no part in this
+            return
+        self._closed = True
+        for part in self._parts:
+            part.close()
+        self._engine.close()
+
+
+def _rows(data: Any, size: int) -> list[Any]:
+    """Views of one equal part per rank."""
+    each = len(data) // size
+    return [data[rank * each : (rank + 1) * each] for rank in range(size)]
+
+
+def _copy(flat: Flat) -> Flat:
+    """The same data elsewhere."""
+    if isinstance(flat, DeviceFlat):
+        return flat.copy()
+    return Flat(None, memoryview(bytearray(flat.data)), flat.dtype, flat.itemsize, flat.shape)

@@ -1,0 +1,104 @@
+"""Gradients in trees of arrays, averaged over ranks and samples."""
+
+from __future__ import annotations
+
+import pickle
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rankspawn
+from rankspawn.parallel.gradients import open_tree
+from tests.parallel import cases
+from tests.parallel.crew import run_crew, values
+
+Pair = namedtuple("Pair", ["weight", "bias"])
+
+
+def make_tree(rank: int, large: bool) -> dict[str, Any]:
+    count = 20_000 if large else 10
+    return {
+        "layers": [np.full((count, 2), rank + 1.0, "float32"), None],
+        "pair": Pair(np.full(3, rank * 2.0), np.full((2, 4), float(rank)).T),
+        "half": np.full(5, rank + 1.0, "float16"),
+    }
+
+
+def average(large: bool) -> list[list[float]]:
+    comm = cases.connect()
+    found = []
+    options: list[dict[str, Any]] = [{}, {"average": False}, {"samples": 1 + 2 * comm.rank}]
+    for option in options:
+        tree = make_tree(comm.rank, large)
+        for _ in range(2):  # with what is kept, too
+            tree = make_tree(comm.rank, large)
+            back = rankspawn.all_reduce_gradients(tree, **option)
+            assert back["layers"][0] is tree["layers"][0]
+            assert back["layers"][1] is None
+            assert type(back["pair"]) is Pair
+            leaves, _ = open_tree(back)
+            assert all((leaf == leaf.flat[0]).all() for leaf in leaves)
+        found.append([float(leaf.flat[0]) for leaf in leaves])
+    return found
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_gradients_are_averaged_summed_and_weighed(large: bool) -> None:
+    for mean, total, weighed in values(run_crew(2, average, large)):
+        assert mean == [1.5, 1.0, 0.5, 1.5]
+        assert total == [3.0, 2.0, 1.0, 3.0]
+        assert weighed == [1.75, 1.5, 0.75, 1.75]
+
+
+def refuse() -> list[str]:
+    comm = cases.connect()
+    stories = []
+    for call in (
+        lambda: rankspawn.all_reduce_gradients([np.ones(2, int)]),
+        lambda: rankspawn.all_reduce_gradients([np.ones(2)], samples=0),
+        lambda: rankspawn.DataParallel(object()),
+    ):
+        with pytest.raises((TypeError, ValueError)) as caught:
+            call()
+        stories.append(str(caught.value))
+    comm.barrier()  # it can be used all the same
+    return stories
+
+
+def test_what_makes_no_sense_is_refused_and_does_no_harm() -> None:
+    for whole, none, unknown in values(run_crew(2, refuse)):
+        assert "has no fractions" in whole
+        assert "at least one needs some" in none
+        assert "no torch module, no Paddle layer" in unknown
+
+
+def train_arrays() -> list[float]:
+    comm = cases.connect()
+    model = rankspawn.DataParallel({"weight": np.full(3, comm.rank + 5.0), "bias": np.zeros(1)})
+    assert model["weight"].tolist() == [5.0] * 3
+    assert len(model) == 2
+    assert [*model] == ["weight", "bias"]
+    assert isinstance(pickle.loads(pickle.dumps(model)), dict)
+    modern = {"weight": np.full(3, comm.rank + 1.0), "bias": np.ones(1)}
+    assert model.apply_collective_grads(modern) is not None
+    classic = {"weight": np.full(3, model.scale_loss(comm.rank + 1.0)), "bias": np.ones(1)}
+    model.apply_collective_grads(classic)
+    weighed = {"weight": np.full(3, comm.rank + 1.0), "bias": np.ones(1)}
+    model.apply_collective_grads(weighed, samples=1 + 2 * comm.rank)
+    return [float(each["weight"][0]) for each in (modern, classic, weighed)]
+
+
+def test_arrays_are_a_model_too() -> None:
+    assert values(run_crew(2, train_arrays)) == [[1.5, 1.5, 1.75]] * 2
+
+
+def test_alone_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankspawn.parallel.environment._current", None)
+    model = rankspawn.DataParallel([np.ones(2)])
+    gradient = np.full(2, 3.0)
+
+    assert model.scale_loss(4.0) == 4.0
+    assert rankspawn.all_reduce_gradients([gradient])[0].tolist() == [3.0, 3.0]
+    model._data_parallel.comm.close()
