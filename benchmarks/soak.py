@@ -9,7 +9,9 @@ zombie, no descriptor more than before. What goes wrong:
 - a handler of SIGALRM, SIGTERM or SIGINT raises at a random moment of a start or a run, or at a
   random line while a group closes; the next group must not notice, nor the program's exit;
 - as another user (root only): no process can be started any more when the parent is killed, or
-  when a group is to start; and workers that are not dumpable lose their parent.
+  when a group is to start; and workers that are not dumpable lose their parent;
+- in jobs of ``rankrun`` on several hosts (network namespaces; root only): a link is cut or the
+  store stopped for some seconds, a launcher or the master killed, all nodes ended by a scheduler.
 
 It ends with counts.
 
@@ -20,6 +22,7 @@ It ends with counts.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -30,32 +33,43 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from soaking import groups, programs
+from soaking import groups, nodes, programs
+from soaking.hosts import Hosts, some_hosts, why_no_hosts
 from soaking.work import GRACE_SECONDS, work
 
 import rankspawn
 
 METHODS = ("spawn", "fork", "forkserver")
-FAULTS = (*groups.FAULTS, *programs.OWN_USER, *programs.OTHER_USER)
+FAULTS = (*groups.FAULTS, *programs.OWN_USER, *programs.OTHER_USER, *nodes.FAULTS)
 
 
-def run_round(fault: str, rng: random.Random, counts: Counter[str], injected: Counter[str]) -> None:
+def run_round(
+    fault: str,
+    rng: random.Random,
+    counts: Counter[str],
+    injected: Counter[str],
+    hosts: Hosts | None,
+) -> None:
     """One group or program, from its start to the search for what it left."""
     method = rng.choice(METHODS)
-    counts[f"{fault} under {method}"] += 1
+    about = fault if fault in nodes.FAULTS else f"{fault} under {method}"
+    counts[about] += 1
     if fault in groups.FAULTS:
         rounds = [groups.run_group(fault, method, rng)]
         injected[fault] += 1
+    elif fault in nodes.FAULTS:
+        assert hosts is not None, "such a fault is possible only with hosts"
+        rounds = nodes.run_nodes(fault, hosts, rng, injected)
     else:
         rounds = programs.run_program(fault, method, rng, injected)
     for verdict, left in rounds:
         counts["groups run"] += 1
         if verdict != "expected":
             counts["hangs" if verdict.startswith("hang") else "wrong outcomes"] += 1
-            print(f"!!! {fault} under {method}: {verdict}", flush=True)
+            print(f"!!! {about}: {verdict}", flush=True)
         if left:
             counts["leaks"] += 1
-            print(f"!!! {fault} under {method} left {left}", flush=True)
+            print(f"!!! {about} left {left}", flush=True)
 
 
 def _be_the_parent(method: str, nprocs: int) -> None:
@@ -80,6 +94,7 @@ def _be(what: str, arguments: list[object]) -> None:
         "interrupted": interrupted.run_rounds,
         "hidden": unprivileged.wait_to_be_killed,
         "limited": unprivileged.start_within_a_limit,
+        "nodes": nodes.run_job,
     }
     bodies[what](*arguments)
 
@@ -101,18 +116,27 @@ def main() -> int:
     rng, counts, injected = random.Random(seed), Counter[str](), Counter[str]()
     rankspawn.spawn(os.getpid, nprocs=1, backend="gloo")  # starts the resource tracker
     end = time.monotonic() + 60 * options.minutes
-    while time.monotonic() < end:
-        run_round(rng.choice(faults), rng, counts, injected)
+    with contextlib.ExitStack() as stack:
+        on_hosts = any(fault in nodes.FAULTS for fault in faults)
+        hosts = stack.enter_context(some_hosts(nodes.MOST_HOSTS)) if on_hosts else None
+        while time.monotonic() < end:
+            run_round(rng.choice(faults), rng, counts, injected, hosts)
     return _report(faults, counts, injected)
 
 
 def _possible(faults: list[str] | tuple[str, ...]) -> list[str]:
     """Those that can be had here; the others are named."""
-    others = [fault for fault in faults if fault in programs.OTHER_USER]
-    reason = programs.why_no_other_user() if others else ""
-    if reason:
-        print(f"LEFT OUT: {', '.join(others)}: {reason}", flush=True)
-    return [fault for fault in faults if not reason or fault not in others]
+    possible = list(faults)
+    for special, why_not in (
+        (programs.OTHER_USER, programs.why_no_other_user),
+        (nodes.FAULTS, why_no_hosts),
+    ):
+        others = [fault for fault in faults if fault in special]
+        reason = why_not() if others else ""
+        if reason:
+            print(f"LEFT OUT: {', '.join(others)}: {reason}", flush=True)
+            possible = [fault for fault in possible if fault not in others]
+    return possible
 
 
 def _report(faults: list[str], counts: Counter[str], injected: Counter[str]) -> int:

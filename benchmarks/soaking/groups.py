@@ -40,7 +40,17 @@ def leaks(before: set[str]) -> list[str]:
     forkserver.stop_servers()
     left = [_end(child) for child in psutil.Process().children() if not _is_tracker(child)]
     after = descriptors()
-    return left + [f"{len(after) - len(before)} descriptors"] * (len(after) > len(before))
+    if len(after) <= len(before):
+        return left
+    opened = sorted(_target(number) for number in after - before)
+    return [*left, f"{len(after) - len(before)} descriptors: {', '.join(filter(None, opened))}"]
+
+
+def _target(number: str) -> str:
+    """What a descriptor stands for; nothing if it was closed meanwhile."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{number}")
+    return ""
 
 
 def _is_tracker(child: psutil.Process) -> bool:

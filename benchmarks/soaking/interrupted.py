@@ -171,7 +171,13 @@ def _start(method: str, nprocs: int, what: str) -> rankspawn.MultiprocessContext
 
 
 def _run(method: str, nprocs: int, what: str) -> list[Any]:
-    return _start(method, nprocs, what).results()
+    context: rankspawn.MultiprocessContext | None = None
+    try:
+        context = _start(method, nprocs, what)
+        return context.results()
+    finally:  # also after what came between the two, when nobody waited for it
+        if context is not None:
+            context.terminate()
 
 
 def _run_after(method: str, nprocs: int) -> str:
