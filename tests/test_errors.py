@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from rankspawn import (
+    NodeLostError,
     ProcessException,
     ProcessExitedException,
     ProcessRaisedException,
@@ -19,6 +20,7 @@ ERRORS = [
     ProcessRaisedException("who and why", 3, 99, KeyError("k"), "Traceback ..."),
     ProcessRaisedException("who and why", 3, 99, TwoArguments(7, "bad luck"), "Traceback ..."),
     ProcessExitedException("who and why", 3, 99, -9, "SIGKILL"),
+    NodeLostError("who and why", 3, 99, "gpu1"),
     SpawnTimeoutError("who and why", 3, 99, {0: "stack"}),
 ]
 
@@ -41,7 +43,7 @@ def test_every_error_survives_pickling(error: ProcessException) -> None:
     assert back.failures[0] is back
     assert [failure.rank for failure in back.failures] == [3, 1]
     assert back.__notes__ == ["a note"]
-    for name in ("traceback", "exit_code", "signal_name", "stacks"):
+    for name in ("traceback", "exit_code", "signal_name", "host", "stacks"):
         assert getattr(back, name, None) == getattr(error, name, None)
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from rankspawn.errors import CollectiveMismatchError as CollectiveMismatchError
     from rankspawn.errors import CollectiveTimeoutError as CollectiveTimeoutError
+    from rankspawn.errors import NodeLostError as NodeLostError
     from rankspawn.errors import ProcessException as ProcessException
     from rankspawn.errors import ProcessExitedException as ProcessExitedException
     from rankspawn.errors import ProcessRaisedException as ProcessRaisedException
@@ -43,6 +44,7 @@ __all__ = [
     "CollectiveTimeoutError",
     "DataParallel",
     "MultiprocessContext",
+    "NodeLostError",
     "Options",
     "ParallelEnv",
     "ProcessException",
@@ -65,6 +67,7 @@ _HOMES = {
     "CollectiveTimeoutError": "rankspawn.errors",
     "DataParallel": "rankspawn.parallel.data_parallel",
     "MultiprocessContext": "rankspawn.supervise.context",
+    "NodeLostError": "rankspawn.errors",
     "Options": "rankspawn.option_types",
     "ParallelEnv": "rankspawn.parallel_env",
     "ProcessException": "rankspawn.errors",

@@ -5,6 +5,7 @@
     ProcessException(Exception)          a rank failed: rank, pid, failures
     ├─ ProcessRaisedException            its function raised: exception, traceback
     ├─ ProcessExitedException            it died without reporting: exit_code, signal_name
+    ├─ NodeLostError                     a node of a cluster is gone, and its ranks with it: host
     └─ SpawnTimeoutError(TimeoutError)   the group ran out of time: stacks
 
     CollectiveMismatchError(RuntimeError)    ranks called different things: ranks, calls
@@ -132,6 +133,22 @@ class ProcessExitedException(ProcessException):
         # By name: where it is torch's class as well, which has slots, they are not in __dict__.
         own = {"exit_code": self.exit_code, "signal_name": self.signal_name}
         return *self._origin(), {**self.__dict__, **own}
+
+
+class NodeLostError(ProcessException):
+    """A node of a cluster, or the agent that supervises its ranks, is gone.
+
+    ``rank`` is the first one of that node, or -1 if none was started there yet.
+
+    Attributes:
+        host: The node.
+    """
+
+    def __init__(
+        self, msg: str, error_index: int = -1, error_pid: int = -1, host: str = ""
+    ) -> None:
+        super().__init__(msg, error_index, error_pid)
+        self.host: str = host
 
 
 class SpawnTimeoutError(ProcessException, TimeoutError):

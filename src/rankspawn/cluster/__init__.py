@@ -1,0 +1,39 @@
+"""One ``spawn`` on many machines: engines that start an agent on each node.
+
+``spawn(..., cluster=ENGINE)`` sends the same call to where an engine can start something. What an
+engine is, for whoever writes one, is in :mod:`rankspawn.cluster.engine`; nothing is loaded
+before it is named.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.cluster.engine import AgentRequest as AgentRequest
+    from rankspawn.cluster.engine import Channel as Channel
+    from rankspawn.cluster.engine import Engine as Engine
+    from rankspawn.cluster.engine import Node as Node
+
+__all__ = ["AgentRequest", "Channel", "Engine", "Node"]
+
+_HOMES = {
+    "AgentRequest": "rankspawn.cluster.engine",
+    "Channel": "rankspawn.cluster.engine",
+    "Engine": "rankspawn.cluster.engine",
+    "Node": "rankspawn.cluster.engine",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
