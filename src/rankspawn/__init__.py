@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rankspawn.parallel_env import get_world_size as get_world_size
     from rankspawn.reporting import report as report
     from rankspawn.supervise.context import MultiprocessContext as MultiprocessContext
+    from rankspawn.supervise.reports import Steps as Steps
 
     _T = TypeVar("_T")
     _Ts = TypeVarTuple("_Ts")
@@ -52,6 +53,7 @@ __all__ = [
     "ProcessRaisedException",
     "RankLostError",
     "SpawnTimeoutError",
+    "Steps",
     "__version__",
     "all_reduce_gradients",
     "get_local_rank",
@@ -75,6 +77,7 @@ _HOMES = {
     "ProcessRaisedException": "rankspawn.errors",
     "RankLostError": "rankspawn.errors",
     "SpawnTimeoutError": "rankspawn.errors",
+    "Steps": "rankspawn.supervise.reports",
     "all_reduce_gradients": "rankspawn.parallel.gradients",
     "get_local_rank": "rankspawn.parallel_env",
     "get_rank": "rankspawn.parallel_env",

@@ -10,6 +10,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, SupportsFloat, SupportsIndex, TypedDict
 
+from rankspawn.supervise.reports import Steps
+
 StartMethod = Literal["spawn", "fork", "forkserver"]
 
 
@@ -68,6 +70,10 @@ class CommonOptions(TypedDict, total=False):
 
     progress: bool | None
     """A live table of all ranks while somebody joins; see ``rankspawn.report``."""
+
+    on_report: Callable[[int, Steps], object] | None
+    """Called with a rank and what it said with ``rankspawn.report``, by whoever waits for the
+    ranks; see ``rankspawn.Steps``."""
 
     debug: SupportsIndex | None
     """The rank that gets the terminal, for ``breakpoint()``."""

@@ -37,6 +37,14 @@ def read_text(name: str, value: Any, *, may_be_empty: bool = False) -> str:
     return value
 
 
+def read_callable(name: str, value: Any) -> Callable[..., object]:
+    """Anything that can be called."""
+    if not callable(value):
+        raise _wrong_type(name, value, "a function")
+    function: Callable[..., object] = value
+    return function
+
+
 def read_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     """One of ``choices``."""
     allowed = ", ".join(repr(choice) for choice in choices)

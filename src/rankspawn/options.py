@@ -52,6 +52,7 @@ class SpawnOptions:
     tee: bool | tuple[int, ...] | None = None
     prefix: str | None = None
     progress: bool = False
+    on_report: Callable[[int, Any], object] | None = None
     debug: int | None = None
     preload: tuple[str, ...] = ()
     max_restarts: int = 0
@@ -263,6 +264,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "tee": read.read_ranks,
     "prefix": lambda name, value: read.read_text(name, value, may_be_empty=True),
     "progress": read.read_flag,
+    "on_report": read.read_callable,
     "debug": lambda name, value: read.read_count(name, value, least=0),
     "preload": read.read_modules,
     "max_restarts": lambda name, value: read.read_count(name, value, least=0),

@@ -1,7 +1,7 @@
-"""``rankspawn.report``: how far this rank is, for the live view.
+"""``rankspawn.report``: how far this rank is, for the parent and whoever looks.
 
-Runs in the worker, inside its innermost loop: while nobody looks, a call is one comparison. If
-somebody does, it is one write into a file in memory, which never waits for a reader.
+Runs in the worker, inside its innermost loop. It is a write into a file in memory, which never
+waits for a reader: for each call if somebody looks, else once a second.
 """
 
 from __future__ import annotations
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 
     from rankspawn.workers.report import Report
 
-# A value may be a tensor on a device, and reading it takes a while: not more often than this.
-_VALUES_EVERY_NS = 100_000_000
+# A value may be a tensor on a device, and reading it takes a while: not more often than this
+# while somebody looks, and while nobody does.
+_LOOKED_AT_EVERY_NS = 100_000_000
+_UNSEEN_EVERY_NS = 1_000_000_000
+# Types whose values cost nothing to read.
+_PLAIN = (int, float, str, bool, type(None))
 # The report of this worker for which `_write` was found out; at first one that cannot be, since
 # a process that is no worker has None.
 _known_report: object = ...
@@ -25,10 +29,10 @@ _write: Callable[[float | None, float | None, Mapping[str, Any]], None] | None =
 
 
 def report(step: float | None = None, total: float | None = None, **values: Any) -> None:
-    """Say how far this rank is; ``spawn(..., progress=True)`` shows it.
+    """Say how far this rank is; ``spawn(..., progress=True)`` shows it, among others.
 
-    Anywhere else, and outside of a worker, it does nothing. It never waits and never raises
-    because of a value.
+    Its parent has it, see ``MultiprocessContext.reports`` and the option ``on_report``. Outside of
+    a worker it does nothing. It never waits and never raises because of a value.
 
     Args:
         step: How much is done.
@@ -44,59 +48,66 @@ def report(step: float | None = None, total: float | None = None, **values: Any)
 
 
 def _find_reader(current: Report | None) -> None:
-    """Find out who writes for the report of this process: nobody, if nobody looks.
+    """Find out who writes for the report of this process: nobody, if it is no worker.
 
     Called once in each process: a fork has a report of its own.
     """
     global _known_report, _write  # noqa: PLW0603 - the process is in this state, not an object
-    from rankspawn.workers.report import LOOKED_AT
-
-    _known_report, _write = current, None
-    if current is not None and current.flags & LOOKED_AT:
-        _write = _Writer(current).write
+    _known_report = current
+    _write = None if current is None else _Writer(current).write
 
 
 class _Writer:
     """Puts records of steps and values into the report of this rank."""
 
     def __init__(self, rank_report: Report) -> None:
-        from rankspawn.workers.steps import pack_steps
+        from rankspawn.workers.report import LOOKED_AT
 
         self._rank_report = rank_report
-        self._pack = pack_steps
+        self._is_looked_at = bool(rank_report.flags & LOOKED_AT)
+        self._every_ns = _LOOKED_AT_EVERY_NS if self._is_looked_at else _UNSEEN_EVERY_NS
         self._serial = 0
-        self._text = ""
         self._due_ns = 0
-        # The last call of report(), while its values are not written yet.
+        # The last call of report(), while it is not written yet: a row has the values of its step.
         self._late: tuple[float | None, float | None, Mapping[str, Any]] | None = None
         rank_report.write_steps = self.write_late
 
     def write(self, step: float | None, total: float | None, values: Mapping[str, Any]) -> None:
-        """Write the steps at once, and the values if they are due."""
+        """Write this at once, if it is due, or somebody looks and its values cost nothing."""
         now = monotonic_ns()
-        if now < self._due_ns:
+        if now < self._due_ns and not (self._is_looked_at and _are_plain(values)):
             self._late = (step, total, values)
-        else:
-            self._due_ns = now + _VALUES_EVERY_NS
-            self._late = None
-            self._text = _describe(values)
-        self._put(step, total)
+            return
+        if now >= self._due_ns:
+            self._due_ns = now + self._every_ns
+        self._put(step, total, values)
 
     def write_late(self) -> None:
-        """Write the values that were put off; called at the end of the rank."""
+        """Write what was put off; called at the end of the rank.
+
+        A tensor may wait for a device that will never answer: it is not read for nobody.
+        """
         if self._late is not None:
             step, total, values = self._late
-            self._text = _describe(values)
-            self._put(step, total)
+            if self._is_looked_at or _are_plain(values):
+                self._put(step, total, values)
 
-    def _put(self, step: float | None, total: float | None) -> None:
-        """Write a record with the values of the last text."""
+    def _put(self, step: float | None, total: float | None, values: Mapping[str, Any]) -> None:
+        """Write a record."""
+        from rankspawn.step_records import pack_steps, pack_values
+
+        self._late = None
         self._serial += 1
         try:
-            record = self._pack(self._serial, _number(step), _number(total), self._text)
+            text = pack_values({name: _plain(value) for name, value in values.items()})
+            record = pack_steps(self._serial, _number(step), _number(total), text)
             self._rank_report.put_steps(record)
         except OSError:  # no memory left, or the program closed what is not its own
             return
+
+
+def _are_plain(values: Mapping[str, Any]) -> bool:
+    return all(type(value) in _PLAIN for value in values.values())
 
 
 def _number(value: float | None) -> float | None:
@@ -107,18 +118,15 @@ def _number(value: float | None) -> float | None:
         return None
 
 
-def _describe(values: Mapping[str, Any]) -> str:
-    """The values as a text for people: ``loss=0.25 lr=0.1``."""
-    return " ".join(f"{name}={_text_of(value)}" for name, value in values.items())
-
-
-def _text_of(value: Any) -> str:
-    """A value in one line, numbers with four digits."""
+def _plain(value: Any) -> float | str:
+    """A value as a number, if it is one, or as a text."""
     try:
+        if type(value) is int and abs(value) < 1 << 63:
+            return value
         # Scalars of frameworks have a number as well, and a long text. Texts are left out by
-        # name, because numpy's have a `__float__`, too; ints are shown with all digits.
+        # name, because numpy's have a `__float__`, too; large ints and bools are shown as text.
         if hasattr(value, "__float__") and not isinstance(value, (str, int)):
-            return f"{float(value):.4g}"
-        return " ".join(str(value).split())
+            return float(value)
+        return str(value)
     except Exception:  # anybody's code
         return "?"

@@ -101,7 +101,7 @@ def _settings(options: SpawnOptions, *, daemon: bool) -> StartSettings:
         deadline,
         log_dir,
         captures=shown is not None and shown.captures,
-        looked_at=options.progress,
+        looked_at=options.progress or options.on_report is not None,
         debug_rank=options.debug,
     )
 
@@ -214,4 +214,5 @@ def _policy(options: SpawnOptions) -> SupervisionPolicy:
         options.timeout,
         options.max_restarts,
         interrupts_reach_workers=options.debug is None,
+        on_report=options.on_report,
     )

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rankspawn.view.ranks import RankRow, Steps, Usage
+from rankspawn.supervise.reports import Steps
+from rankspawn.view.ranks import RankRow, Usage
 from tests.jobs import DEADLOCK
 from tests.terminal import Session
 
@@ -40,7 +41,7 @@ def test_of_more_ranks_than_lines_the_failed_and_the_running_are_shown() -> None
 def test_a_table_has_a_column_for_gpus_only_where_there_are_some() -> None:
     live = pytest.importorskip("rankspawn.view.live")
     console = pytest.importorskip("rich.console").Console(file=io.StringIO(), width=100)
-    steps = Steps(1, 2, "loss=[0.5]")  # no markup
+    steps = Steps(1, 2, {"loss": "[0.5]"})  # no markup
     rows = [RankRow(0, "gpu 4", "running", Usage(98.4, GIB, 2 * GIB), steps)]
     console.print(live.make_table(rows, 3, 100, 40))
     console.print(live.make_table([make_row(0)], 3, 100, 40))

@@ -6,19 +6,17 @@ from dataclasses import replace
 
 import pytest
 
+from rankspawn.supervise.reports import Steps
 from rankspawn.view.ranks import (
     RankRow,
-    Steps,
     Usage,
     is_over,
     plain_lines,
     size_text,
     summarize,
-    unpack_steps,
 )
 from rankspawn.workers.outcome_file import NO_REPORT
 from rankspawn.workers.report import RAISED, RETURNED
-from rankspawn.workers.steps import RECORD_SIZE, pack_steps
 
 GIB = 1 << 30
 
@@ -33,28 +31,14 @@ def row(rank: int, state: str = "running", step: float | None = None) -> RankRow
         (Steps(), ""),
         (Steps(3), "3"),
         (Steps(12, 100), "12/100 12%"),
-        (Steps(12, 100, "loss=0.5"), "12/100 12% loss=0.5"),
+        (Steps(12, 100, {"loss": 0.50001, "epoch": 3}), "12/100 12% loss=0.5 epoch=3"),
         (Steps(200, 100), "200/100 100%"),
         (Steps(1, 0), "1/0"),
-        (Steps(text="warming up"), "warming up"),
+        (Steps(values={"phase": "warming up"}), "phase=warming up"),
     ],
 )
 def test_steps_in_words(steps: Steps, text: str) -> None:
     assert steps.describe() == text
-
-
-def test_a_record_comes_back() -> None:
-    record = pack_steps(7, 3, None, "grüße")
-    assert unpack_steps(record + bytes(100)) == Steps(3, None, "grüße")
-    assert unpack_steps(bytes(RECORD_SIZE)) is None
-    assert unpack_steps(b"") is None
-
-
-def test_a_record_that_is_being_written_does_not_count() -> None:
-    old, new = pack_steps(1, 1, 2, "a=1"), pack_steps(2, 2, 2, "a=2")
-    torn = new[:20] + old[20:]
-    assert unpack_steps(torn) is None
-    assert len(pack_steps(1, 1, 2, "x" * 10_000)) == RECORD_SIZE
 
 
 @pytest.mark.parametrize(
@@ -82,7 +66,7 @@ def test_states() -> None:
 
 def test_a_line_per_rank_where_nothing_can_be_redrawn() -> None:
     rows = [
-        RankRow(0, "gpu 4", "running", Usage(98.4, GIB, 2 * GIB), Steps(1, 4, "loss=1"), "line"),
+        RankRow(0, "gpu 4", "running", Usage(98.4, GIB, 2 * GIB), Steps(1, 4, {"loss": 1}), "line"),
         RankRow(1, "gpu 5", "done", line="last words"),
     ]
     assert plain_lines(rows, 12.3) == [

@@ -12,8 +12,9 @@ import pytest
 
 import rankspawn
 from rankspawn import MultiprocessContext
+from rankspawn.supervise.reports import Steps
 from rankspawn.view import boards, viewer
-from rankspawn.view.ranks import RankRow, Steps
+from rankspawn.view.ranks import RankRow
 from tests import jobs
 from tests.view import view_cases
 
@@ -69,7 +70,10 @@ def test_what_ranks_say_is_seen(
     ]
 
     first: list[RankRow] = seen.on_first  # type: ignore[attr-defined]
-    assert [row.steps for row in first] == [Steps(4, 10, "loss=0.25"), Steps(5, 10, "loss=0.25")]
+    assert [row.steps for row in first] == [
+        Steps(4, 10, {"loss": 0.25}),
+        Steps(5, 10, {"loss": 0.25}),
+    ]
     assert [(row.rank, row.device, row.state) for row in first] == [
         (rank, "cpu", "running") for rank in range(2)
     ]
@@ -77,13 +81,13 @@ def test_what_ranks_say_is_seen(
     assert all(row.usage.cpu_percent is not None for row in seen.views[0])
     last = seen.views[-1]
     assert [row.state for row in last] == ["done", "done"]
-    assert [row.steps for row in last] == [Steps(10, 10, "loss=0.125")] * 2
+    assert [row.steps for row in last] == [Steps(10, 10, {"loss": 0.125})] * 2
     assert "rank 1 (cpu) running" in capfd.readouterr().out
 
 
 def test_the_last_of_many_reports_is_seen_with_its_values(seen: type[Seen]) -> None:
     spawn(view_cases.report_quickly, 1000, nprocs=1, progress=True)
-    assert seen.views[-1][0].steps == Steps(1000, 1000, "loss=0.001")
+    assert seen.views[-1][0].steps == Steps(1000, 1000, {"loss": 0.001})
 
 
 def test_values_that_are_none(seen: type[Seen]) -> None:

@@ -89,6 +89,11 @@ def report_and_wait(steps: int, go: Any) -> int:
     return rankspawn.get_rank()
 
 
+def report_and_sleep(step: int) -> None:
+    rankspawn.report(step=step)
+    jobs.sleep_for_ever()
+
+
 def report_quickly(count: int) -> None:
     for step in range(1, count + 1):
         rankspawn.report(step=step, total=count, loss=1 / step)

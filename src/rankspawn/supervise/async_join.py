@@ -42,6 +42,11 @@ async def wait_until_finished(job: Supervisor) -> None:
                     group = job.group
                     await _news(job, group)
                     group.collect()
+                    try:
+                        job.tell_reports(group)
+                    except BaseException:
+                        await _stop(job, interrupted=False)
+                        raise
                     # A teardown takes up to the grace period, which the loop must not feel.
                     await _InThread(partial(job.conclude_if_due, group)).future
         except asyncio.CancelledError:
@@ -143,8 +148,8 @@ async def _news(job: Supervisor, group: Group) -> None:
     with _watched(group, news):
         if group.closed or job.is_due(group):
             return
-        deadline = job.deadline
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        dues = [due for due in (job.deadline, job.reports_due) if due is not None]
+        left = max(0.0, min(dues) - time.monotonic()) if dues else None
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(news.wait(), left)
 

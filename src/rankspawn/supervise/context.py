@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import typing_extensions
 
     from rankspawn.supervise.group import Group, Spectator, StartedProcess
+    from rankspawn.supervise.reports import Steps
 
     # Strict checkers refuse the bare name unless it has a default, as typing's own can from 3.13.
 
@@ -219,6 +220,16 @@ class MultiprocessContext(Generic[T_co]):
         self.join()
         indices = range(len(self._group.processes))
         return [self._supervisor.take_result(index) for index in indices]
+
+    def reports(self) -> dict[int, Steps]:
+        """Rank to what it said last with ``rankspawn.report``; waits for nobody.
+
+        A rank that has said nothing is not in it. While nobody else looks (``on_report``,
+        ``progress``), what is reported more often than once a second comes up to a second late.
+        """
+        from rankspawn.supervise.reports import reports_of
+
+        return reports_of(self._group)
 
     @at_users_line
     def dump_stacks(self) -> dict[int, str]:

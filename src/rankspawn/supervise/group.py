@@ -181,7 +181,7 @@ class Group(Protocol):
         """
 
     def steps_of(self, index: int) -> bytes:
-        """What the rank said last with ``rankspawn.report``, as a record; see ``workers.steps``."""
+        """What the rank said last with ``rankspawn.report``, as a record; see ``step_records``."""
 
     def open_output(self, index: int) -> RankOutput | None:
         """Where what the rank prints can be read; None if it goes somewhere else."""

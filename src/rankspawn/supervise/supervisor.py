@@ -6,6 +6,7 @@ Any thread may call anything here.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -33,6 +34,10 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.errors import ProcessException
     from rankspawn.supervise.group import Group, Spectator
+    from rankspawn.supervise.reports import ReportTeller, Steps
+
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class SupervisionPolicy:
     wording: Wording = OURS
     # False while one rank is debugged: then the others do not hear a Ctrl-C in the terminal.
     interrupts_reach_workers: bool = True
+    # Called with what ranks report, by a thread that waits for them.
+    on_report: Callable[[int, Steps], object] | None = None
     # Called before a group is stopped because a rank failed.
     before_stop: Callable[[Group], None] | None = None
 
@@ -89,6 +96,11 @@ class Supervisor:
         self._restarts = 0
         self._concluding = threading.RLock()
         self._values: dict[int, Any] = {}
+        self._teller: ReportTeller | None = None
+        if policy.on_report is not None:
+            from rankspawn.supervise.reports import ReportTeller
+
+            self._teller = ReportTeller(policy.on_report)
 
     def begin(self) -> None:
         """Start the group."""
@@ -100,14 +112,44 @@ class Supervisor:
         with self.watched():
             while not condition():
                 group = self.group
-                limits = [limit for limit in (deadline, self.deadline) if limit is not None]
+                dues = (deadline, self.deadline, self.tell_reports(group))
+                limits = [limit for limit in dues if limit is not None]
                 if not group.wait(partial(_either, condition, group), min(limits, default=None)):
-                    if not self._is_overdue():
+                    if self._is_overdue():
+                        self._conclude(group, grace)
+                    elif deadline is not None and time.monotonic() >= deadline:
                         return False
-                    self._conclude(group, grace)
                 elif not condition():
                     self._conclude(group, grace)
+            self._tell_last_reports()
             return True
+
+    def tell_reports(self, group: Group) -> float | None:
+        """Tell what ranks reported, if it is time to; when it will be again, None for never."""
+        teller = self._teller
+        if teller is None:
+            return None
+        if time.monotonic() >= teller.due:
+            with handlers_let_through():  # runs the program's own code
+                teller.tell(group)
+        return teller.due
+
+    @property
+    def reports_due(self) -> float | None:
+        """When to tell what ranks report, on the monotonic clock; None if nobody asks."""
+        return None if self._teller is None else self._teller.due
+
+    def _tell_last_reports(self) -> None:
+        """After the end; then the job's own error is told rather than one that is raised here."""
+        if self._teller is None or not self.finished:
+            return
+        try:
+            with handlers_let_through():
+                self._teller.tell(self.group)
+        except Exception:
+            if self.error is None:
+                raise
+            logger.exception("on_report raised after the ranks had failed")
 
     @contextmanager
     def watched(self) -> Iterator[None]:

@@ -40,6 +40,11 @@ async def _wait_until_finished(job: Supervisor) -> None:
                     group = job.group
                     await _news(job, group)
                     group.collect()
+                    try:
+                        job.tell_reports(group)
+                    except BaseException:
+                        await _stop(job, watch)
+                        raise
                     # A teardown takes up to the grace period, which the loop must not feel.
                     await _InThread(partial(job.conclude_if_due, group)).wait()
         except (trio.Cancelled, KeyboardInterrupt):
@@ -53,7 +58,8 @@ async def _wait_until_finished(job: Supervisor) -> None:
 async def _news(job: Supervisor, group: Group) -> None:
     """Wait until something happened in the group, or to it, or its time is over."""
     token = trio.lowlevel.current_trio_token()
-    left = float("inf") if job.deadline is None else max(0.0, job.deadline - time.monotonic())
+    dues = [due for due in (job.deadline, job.reports_due) if due is not None]
+    left = max(0.0, min(dues) - time.monotonic()) if dues else float("inf")
     scope = trio.CancelScope(deadline=trio.current_time() + left)
 
     def wake() -> None:

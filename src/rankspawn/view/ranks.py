@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isnan
-
-from rankspawn.workers.steps import HEAD, TAIL
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankspawn.supervise.reports import Steps
+
 # Of the states that a group knows, those of ranks that have not ended.
 _RUNNING_STATES = ("starting", "loading", "running")
 # Of more ranks a line each would bury everything else.
 _MOST_LINES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """What a rank said last: how far it is, of how much, and what else."""
-
-    step: float | None = None
-    total: float | None = None
-    text: str = ""
-
-    @property
-    def fraction(self) -> float | None:
-        """How far it is, from 0 to 1; None if a number is missing."""
-        if self.step is None or not self.total or self.total < 0:
-            return None
-        return min(1.0, max(0.0, self.step / self.total))
-
-    def describe(self) -> str:
-        """The same in words, as in ``120/1000 12% loss=0.25``."""
-        words = []
-        if self.step is not None:
-            of = "" if self.total is None else f"/{self.total:g}"
-            words.append(f"{self.step:.10g}{of}")
-        if self.fraction is not None:
-            words.append(f"{self.fraction:.0%}")
-        return " ".join([*words, self.text]).strip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +45,6 @@ class RankRow:
 def is_over(state: str) -> bool:
     """Whether a rank in this state has ended."""
     return state not in _RUNNING_STATES
-
-
-def unpack_steps(record: bytes) -> Steps | None:
-    """The steps in a rank's record; None if it has said nothing, or was writing just then."""
-    if len(record) < HEAD.size + TAIL.size:
-        return None
-    # The worker writes its serial number at both ends and the rest between: where they differ, or
-    # the tail is not where the head says, we read in the middle of a write.
-    serial, step, total, length = HEAD.unpack_from(record)
-    end = HEAD.size + length
-    if not serial or end + TAIL.size > len(record) or TAIL.unpack_from(record, end)[0] != serial:
-        return None
-    text = record[HEAD.size : end].decode("utf-8", "replace")
-    return Steps(None if isnan(step) else step, None if isnan(total) else total, text)
 
 
 def size_text(size: int | None) -> str:

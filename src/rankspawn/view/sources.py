@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rankspawn.view.ranks import RankRow, Steps, Usage, is_over, unpack_steps
+from rankspawn.supervise.reports import unpack_steps
+from rankspawn.view.ranks import RankRow, Usage, is_over
 from rankspawn.view.request import fill_prefix
 from rankspawn.workers.lines import LineAssembler
 from rankspawn.workers.tail import CHUNK, Tail
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from rankspawn.supervise.group import Group
+    from rankspawn.supervise.reports import Steps
     from rankspawn.view.request import ShowRequest
 
 # Of a file in memory, what was read is freed in steps of this size; the end of it stays for the

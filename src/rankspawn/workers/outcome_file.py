@@ -147,7 +147,7 @@ class TakenReport:
         text: The traceback, or what was given to ``sys.exit``.
         pickled: The result, or what is known of the exception, and its buffers; None if there is
             nothing.
-        steps: What was said last with ``rankspawn.report``, as a record; see ``steps.py``.
+        steps: What was said last with ``rankspawn.report``, as a record; see ``step_records.py``.
     """
 
     text: str

@@ -48,7 +48,7 @@ PARENT_WORDS = 4
 # Flags of the parent: somebody reads what is said with rankspawn.report(); and Ctrl-C is meant
 # for another rank, the one that is being debugged.
 LOOKED_AT, DEAF_TO_INTERRUPTS = 1, 2
-# What rankspawn.report() says, in the same file; see steps.py.
+# What rankspawn.report() says, in the same file; see step_records.py.
 STEPS_AT = 1024
 # Stacks are written far behind everything else; the file is sparse, so the gap costs nothing.
 STACKS_AT = 1 << 40
