@@ -6,8 +6,6 @@ Pure. For each flag the command line wins over its ``PADDLE_*`` variable, that o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from rankspawn.launch.command_line import (
     all_flags,
     read_torchruns_variables,
@@ -19,6 +17,7 @@ from rankspawn.launch.merging import COLLECTIVE, merge, set_device_type
 from rankspawn.plan.devices import VENDORS
 from rankspawn.plan.environ import WORKER_VARIABLE
 from rankspawn.plan.topology import FIRST_PORT, plain
+from rankspawn.values import dataclass, field
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

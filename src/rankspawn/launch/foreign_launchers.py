@@ -15,8 +15,6 @@ process: nothing says which rank on its machine it is, and the master is on anot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.scheduler_values import (
     agrees,
@@ -27,6 +25,7 @@ from rankspawn.launch.scheduler_values import (
     with_note,
 )
 from rankspawn.plan.topology import is_loopback, join
+from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ import select
 import sys
 import threading
 import time
-from dataclasses import dataclass
 
 from rankspawn.interrupts import ImpatientError, join_patiently
 from rankspawn.launch.command_line import (
@@ -28,6 +27,7 @@ from rankspawn.launch.rendezvous.stores import AddressError, OpenStore, open_sto
 from rankspawn.launch.rendezvous.tokens import Token, TokenError, find_token, given_token, new_token
 from rankspawn.launch.session import Cause, JobOver
 from rankspawn.plan.topology import is_loopback, join, split_endpoint
+from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

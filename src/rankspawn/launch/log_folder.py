@@ -14,11 +14,11 @@ import fcntl
 import logging
 import os
 import stat
-from dataclasses import replace
 
 from rankspawn.descriptors import Owned, make_room_for_descriptors
 from rankspawn.file_systems import check_answers
 from rankspawn.launch.flags import UsageError
+from rankspawn.values import replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
 
 from rankspawn.launch.controllers import plan_programs, ports_needed, resolve_job
 from rankspawn.launch.flags import UsageError
@@ -13,6 +12,7 @@ from rankspawn.launch.pod import Pod, name_of
 from rankspawn.launch.summary import count_workers
 from rankspawn.plan.ports import HeldPorts
 from rankspawn.plan.topology import join
+from rankspawn.values import replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

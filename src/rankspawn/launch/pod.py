@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 
 from rankspawn.descriptors import make_room_for_descriptors
 from rankspawn.launch.programs import HETER, SERVER, TRAINER, ProgramSpec
+from rankspawn.values import dataclass
 from rankspawn.workers.execution import Program, start_programs
 from rankspawn.workers.follow import Way
 from rankspawn.workers.marker import new_mark

@@ -5,11 +5,10 @@ Pure.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from rankspawn.launch.flags import UsageError
 from rankspawn.option_values import HIGHEST_PORT
 from rankspawn.plan.topology import is_loopback
+from rankspawn.values import replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

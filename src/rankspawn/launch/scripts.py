@@ -7,7 +7,8 @@ which runs everything by Python; and what cannot be executed may still be Python
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+
+from rankspawn.values import replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

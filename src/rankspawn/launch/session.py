@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
-from dataclasses import dataclass, replace
 
 from rankspawn.descriptors import Waker
 from rankspawn.launch.backoff import Backoff, call_later
 from rankspawn.launch.programs import Node
+from rankspawn.values import dataclass, replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

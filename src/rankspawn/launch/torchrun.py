@@ -10,12 +10,11 @@ all workers are shown, each stream by itself, and logs lie in ``--log_dir`` as t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rankspawn.launch.flag_values import seconds as read_seconds
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.scheduler_values import outside_pod, port_of
 from rankspawn.plan.topology import join
+from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

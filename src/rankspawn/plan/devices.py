@@ -19,7 +19,7 @@ places in what it left over. When no GPU is found that tells the vendor,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

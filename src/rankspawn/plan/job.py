@@ -6,13 +6,12 @@ that a restart is a second ``make_plan`` with fresh ports.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from rankspawn.option_values import read_variables
 from rankspawn.plan.devices import DeviceRequest
 from rankspawn.plan.environ import rank_env
 from rankspawn.plan.resources import Resources, find_resources
 from rankspawn.plan.topology import Identity, Topology, find_nodes, identify
+from rankspawn.values import dataclass, field
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

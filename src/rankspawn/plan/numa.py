@@ -15,9 +15,9 @@ shared out among the nodes, in order.
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 from rankspawn.plan.environ import CPUS_VARIABLE
+from rankspawn.values import replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ is the CPU, with a warning that says why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from rankspawn.plan.devices import VENDORS, Device, DeviceRequest, Visible, assign, see_devices
+from rankspawn.values import dataclass, field
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

@@ -9,10 +9,9 @@ them know.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rankspawn.option_values import HIGHEST_PORT
 from rankspawn.plan.environ import WORKER_VARIABLE
+from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rankspawn.errors import (
     ProcessException,
@@ -17,6 +16,7 @@ from rankspawn.errors import (
     SpawnTimeoutError,
 )
 from rankspawn.supervise.outcome import STATUS_LOST, End, Outcome, signal_name
+from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rankspawn.supervise.outcome import Outcome
+from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, which would import both
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import subprocess
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
+from rankspawn.values import dataclass, field
 from rankspawn.workers.group import WorkerGroup, assemble
 from rankspawn.workers.logs import open_log
 from rankspawn.workers.marker import VARIABLE, variable_value

@@ -6,10 +6,10 @@ import errno
 import fcntl
 import os
 import stat
-from dataclasses import dataclass
 
 from rankspawn.descriptors import Owned, anonymous_file
 from rankspawn.interrupts import sigint_let_through
+from rankspawn.values import dataclass
 
 # Enough to see what a rank did before it failed; the file has the rest.
 TAIL_LINES = 20

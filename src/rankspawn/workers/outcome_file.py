@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import fcntl
 import os
-from dataclasses import dataclass
 
 from rankspawn.descriptors import Owned, anonymous_file
+from rankspawn.values import dataclass
 from rankspawn.workers.parcel import PAGE, WORD, pack_words, unpack_words
 from rankspawn.workers.report import (
     EXITED,

@@ -15,7 +15,6 @@ import sys
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import process as mp_process
 from typing import Any, Protocol
@@ -25,6 +24,7 @@ from rankspawn.handlers import is_from_handler
 from rankspawn.interrupts import sigint_let_through
 from rankspawn.portable import is_portable
 from rankspawn.supervise.context import RankProcess
+from rankspawn.values import dataclass, field
 from rankspawn.workers.child import Boot, current_folder
 from rankspawn.workers.group import WorkerGroup, assemble
 from rankspawn.workers.logs import Output, open_output

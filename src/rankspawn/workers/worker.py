@@ -7,10 +7,10 @@ its exit code, and nothing else.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
 
 from rankspawn.descriptors import Owned
 from rankspawn.supervise.outcome import STATUS_LOST, End, Outcome
+from rankspawn.values import dataclass, field, replace
 from rankspawn.workers.logs import describe_capture, describe_tail
 from rankspawn.workers.outcome_file import (
     EMPTY_REPORT,

@@ -7,12 +7,12 @@ Paddle's launcher adds to them.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.programs import TRAINER, ProgramSpec
 from rankspawn.plan.environ import Variables, rank_env
 from rankspawn.plan.topology import Host, Topology, identify, join
+from rankspawn.values import replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

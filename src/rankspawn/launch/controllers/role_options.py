@@ -10,10 +10,9 @@ Pure: values in, values out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rankspawn.launch.flags import UsageError
 from rankspawn.plan.topology import join, split_endpoint, stray_loopback
+from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:

@@ -5,8 +5,6 @@ Pure: values in, values out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from rankspawn.launch.controllers.role_options import (
     RoleCounts,
     check_roles,
@@ -15,6 +13,7 @@ from rankspawn.launch.controllers.role_options import (
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.programs import Node
 from rankspawn.plan.topology import find_here, join, plain, split_endpoint
+from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
