@@ -11,6 +11,7 @@ import struct
 import time
 
 from rankspawn.errors import CollectiveMismatchError
+from rankspawn.parallel.layout import TO
 from rankspawn.parallel.peers import BROKEN, LEFT
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -168,6 +169,19 @@ class Channels:
         self, call: Call, word_at: int, value: int, rank: int, deadline: float | None
     ) -> None:
         """Wait until another rank's count is no longer this one."""
+        step = self._step
+        if step.region.words[word_at // 4] == value:
+            step.show_message((rank + 1) | (TO if call.name == "send" else 0))
+            try:
+                self._sleep(call, word_at, value, rank, deadline)
+            finally:
+                step.show_message(0)
+        if step.sleeper.fence is not None:
+            step.sleeper.fence()
+
+    def _sleep(
+        self, call: Call, word_at: int, value: int, rank: int, deadline: float | None
+    ) -> None:
         step, index = self._step, word_at // 4
         words, began = step.region.words, time.perf_counter()
         looked = began
@@ -184,8 +198,6 @@ class Channels:
                 if error is not None and words[index] == value:
                     raise error
         step.tally.waited(rank, time.perf_counter() - began)
-        if step.sleeper.fence is not None:
-            step.sleeper.fence()
 
 
 def _deadline(call: Call) -> float | None:

@@ -41,7 +41,7 @@ class EngineCalling:
         self._timeout = timeout
         self._pid = os.getpid()
         self._using = threading.RLock()
-        self._tally = Tally(engine.size)
+        self._tally = Tally([0.0] * engine.size)
         self._broken: BaseException | None = None
         self._closed = False
 

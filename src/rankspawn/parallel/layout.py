@@ -29,6 +29,10 @@ RELEASE, LAST, SLEEPING = 0, 4, 64
 LINE = 64
 # Words of a rank, in bytes from the beginning of its controls; each has one writer, that rank.
 STATE, REASON, ABOUT, PID, TICKS, CHANNELS = 0, 4, 8, 12, 16, 64
+# For whoever looks from outside: in which of its slots stands what it called last; the rank that a
+# message is from or, with the mark, to, plus one, while it waits for that; when it fell asleep.
+ANNOUNCED, MESSAGE, SINCE = 24, 28, 32
+TO = 1 << 31
 # An announcement: numbers, then three texts.
 NUMBERS = 64
 SIGNATURE_AT, SIGNATURE_ROOM = 64, 320
@@ -54,7 +58,7 @@ class Layout:
         self.inline: int = INLINE
         self.chunk: int = CHUNK
         self.parcel: int = PARCEL
-        self._words = rounded(CHANNELS + 8 * size)
+        self._words = rounded(CHANNELS + 16 * size)
         self._slot = INLINE_AT + rounded(INLINE)
         self._control = self._words + 2 * self._slot
         self.board: int = rounded(FIRST_ENTRY_AT + ENTRY * size)
@@ -88,6 +92,10 @@ class Layout:
     def taken(self, rank: int, source: int) -> int:
         """The word that counts what a rank has taken from its channel from another."""
         return self.control(rank) + CHANNELS + 4 * (self.size + source)
+
+    def waited(self, rank: int) -> int:
+        """Where it stands how long a rank has waited for each: floats of 64 bits."""
+        return self.control(rank) + CHANNELS + 8 * self.size
 
     def stage_offset(self, rank: int, parity: int) -> int:
         """Where a rank's slot begins, from the beginning of all stages."""

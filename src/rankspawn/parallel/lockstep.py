@@ -27,7 +27,15 @@ import time
 
 from rankspawn.errors import CollectiveMismatchError, CollectiveTimeoutError, RankLostError
 from rankspawn.parallel.announcing import Announcements, Call, Told
-from rankspawn.parallel.layout import INLINE_AT, LAST, RELEASE, SLEEPING
+from rankspawn.parallel.layout import (
+    ANNOUNCED,
+    INLINE_AT,
+    LAST,
+    MESSAGE,
+    RELEASE,
+    SINCE,
+    SLEEPING,
+)
 from rankspawn.parallel.peers import (
     ABSENT,
     BROKEN,
@@ -76,7 +84,8 @@ class Lockstep:
         self.size: int = layout.size
         self.peers = peers
         self.sleeper = sleeper
-        self.tally: Tally = Tally(layout.size)
+        waited = region.controls[layout.waited(rank) :][: 8 * layout.size]
+        self.tally: Tally = Tally(waited.cast("d"))
         self.phase: int = 0
         self.broken: BaseException | None = None
         self.announcements: Announcements = Announcements(region.controls, layout, rank)
@@ -93,6 +102,10 @@ class Lockstep:
         self._entries = [region.controls[each : each + 8 * layout.size].cast("Q") for each in at]
         self._boards = [region.controls[each : each + 8 * layout.size] for each in at]
         self._others = [each for each in range(layout.size) if each != rank]
+        control = layout.control(rank)
+        self._announced = (control + ANNOUNCED) // 4
+        self._message = (control + MESSAGE) // 4
+        self._since = region.controls[control + SINCE :][:8].cast("d")
         self._mark = _AGREED
         self._call = Call("init_parallel_env")
         self._limit: float | None = None
@@ -120,7 +133,9 @@ class Lockstep:
         self._call = call
         self._limit = limit
         self._deadline = None if limit is None else time.monotonic() + limit
-        self.announcements.write(call, (self.phase + 1) & 1)
+        parity = (self.phase + 1) & 1
+        self.announcements.write(call, parity)
+        self._words[self._announced] = parity
 
     def agree(self) -> None:
         """Meet, and make sure that all ranks called the same.
@@ -180,9 +195,9 @@ class Lockstep:
         words, release, goal = self._words, self._release, phase & _MASK
         board, complete = self._boards[phase & 1], entry.to_bytes(8, sys.byteorder) * self.size
         self._sleeping[self.rank] = 1
+        looked = self._since[0] = time.perf_counter()
         try:
             self._order()
-            looked = time.perf_counter()
             self._compare(phase, entry)
             while words[release] != goal:
                 # Two that come at the same moment may each have missed the other. And the last one
@@ -197,6 +212,12 @@ class Lockstep:
                     self._look_after(phase, entry)
         finally:
             self._sleeping[self.rank] = 0
+            self._since[0] = 0.0
+
+    def show_message(self, which: int) -> None:
+        """Have others see that this rank waits for a message, or does no more."""
+        self._words[self._message] = which
+        self._since[0] = time.perf_counter() if which else 0.0
 
     def _order(self) -> None:
         """Have others see what this rank wrote before it reads on.
@@ -316,6 +337,8 @@ class Lockstep:
         for pair in self._slots:
             for view in pair:
                 view.release()
+        self.tally.keep()
+        self._since.release()
         for view in (*self._entries, *self._boards, self._sleeping):
             view.release()
         self.peers.close()

@@ -30,13 +30,24 @@ class Statistics:
 
 
 class Tally:
-    """The numbers while they grow."""
+    """The numbers while they grow.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        waited: By rank, how long this one has waited for it; in shared memory others can see it.
+    """
+
+    def __init__(self, waited: list[float] | memoryview[float]) -> None:
         self._calls: dict[str, int] = {}
         self._bytes = 0
         self._seconds = 0.0
-        self._waited = [0.0] * size
+        self._waited: list[float] | memoryview[float] = waited
+
+    def keep(self) -> None:
+        """Have the numbers here from now on: the shared memory is about to go."""
+        shared = self._waited
+        if isinstance(shared, memoryview):
+            self._waited = [float(seconds) for seconds in shared]
+            shared.release()
 
     def called(self, name: str, nbytes: int, seconds: float) -> None:
         """A collective is over."""

@@ -28,6 +28,8 @@ from rankspawn.workers.report import (
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from rankspawn.workers.group import WorkerGroup
     from rankspawn.workers.popen import WorkerPopen
 
@@ -161,7 +163,42 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
     finally:
         for fd in files.values():
             os.close(fd)
-    return stacks
+    pids = {worker.rank: worker.popen.pid for worker in group.workers}
+    said = say_who_waits(pids, stacks)
+    return {rank: said.get(rank, "") + text for rank, text in stacks.items()}
+
+
+def say_who_waits(pids: Mapping[int, int], ranks: Iterable[int]) -> dict[int, str]:
+    """Rank to a paragraph: in which collective it waits and for whom, or who waits for it.
+
+    Args:
+        pids: Rank to its process, of all ranks.
+        ranks: Those to speak of.
+    """
+    from rankspawn.parallel.looking import awaited, stragglers, waiting
+
+    found = waiting(pids, [os.getpid()])
+    held_up, so_far = awaited(found), stragglers(pids, [os.getpid()])
+    said = {}
+    for rank in ranks:
+        if rank in found:
+            wait = found[rank]
+            names = _ranks(wait.waits_for)
+            said[rank] = f"(waits {wait.seconds:.3g} s for {names} in {wait.call})\n\n"
+        elif rank in held_up:
+            others = held_up[rank]
+            calls = ", ".join(sorted({found[each].collective for each in others}))
+            verb = "waits" if len(others) == 1 else "wait"
+            said[rank] = f"({_ranks(others)} {verb} for this rank in {calls}"
+            if so_far.get(rank):
+                said[rank] += f"; before, others waited {so_far[rank]:.3g} s for it"
+            said[rank] += ")\n\n"
+    return said
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    names = ", ".join(str(number) for number in sorted(numbers))
+    return f"rank {names}" if len(numbers) == 1 else f"ranks {names}"
 
 
 def _wait_until_written(asked: list[Asked]) -> None:
