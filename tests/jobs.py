@@ -120,6 +120,14 @@ def rank_fails(which: int, how: str) -> int:
     return rank()
 
 
+def rank_crashes(which: int, name: str) -> int:
+    """As C code does: with whatever handles the signal by then."""
+    if rank() == which:
+        os.kill(os.getpid(), signal.Signals[name])
+    sleep_for_ever()
+    return rank()
+
+
 def fail(how: str) -> NoReturn:
     if how == "raise":
         raise ValueError("on purpose")

@@ -4,7 +4,7 @@
 
     ProcessException(Exception)          a rank failed: rank, pid, failures
     ├─ ProcessRaisedException            its function raised: exception, traceback
-    ├─ ProcessExitedException            it died without reporting: exit_code, signal_name
+    ├─ ProcessExitedException            it died without reporting: exit_code, signal_name, crash
     ├─ NodeLostError                     a node of a cluster is gone, and its ranks with it: host
     └─ SpawnTimeoutError(TimeoutError)   the group ran out of time: stacks
 
@@ -115,6 +115,7 @@ class ProcessExitedException(ProcessException):
     Attributes:
         exit_code: The code; minus the number for a signal.
         signal_name: ``"SIGKILL"`` and so on, or None if no signal ended it.
+        crash: The Python stacks of all its threads when it crashed in C code; empty if it did not.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class ProcessExitedException(ProcessException):
         super().__init__(msg, error_index, error_pid)
         self.exit_code = exit_code
         self.signal_name = signal_name
+        self.crash: str = ""
 
     def __reduce__(self) -> tuple[object, ...]:
         # By name: where it is torch's class as well, which has slots, they are not in __dict__.

@@ -36,6 +36,7 @@ class ScriptedReport:
     text: str = ""
     value: object = None
     error: BaseException | None = None
+    crash: str = ""
 
     def result(self) -> object:
         return self.value

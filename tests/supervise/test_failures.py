@@ -5,9 +5,11 @@ from __future__ import annotations
 import linecache
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -17,8 +19,11 @@ from rankspawn import (
     ProcessRaisedException,
     SpawnTimeoutError,
 )
+from rankspawn.supervise.failures import OURS, Wording, make_error
+from rankspawn.supervise.outcome import End, Outcome
 from tests import jobs
 from tests.jobs import DEADLOCK
+from tests.supervise.scripted_group import ScriptedReport
 
 Run = Callable[..., MultiprocessContext]
 
@@ -123,6 +128,35 @@ def test_a_death_without_a_report(
 
     error = caught.value
     assert (error.rank, error.exit_code, error.signal_name) == (1, code, name)
+
+
+CRASHES = {"spawn": ["SIGSEGV"], "forkserver": ["SIGABRT"], "fork": ["SIGFPE", "SIGBUS"]}
+
+
+def test_a_crash_in_c_code_has_the_python_stack(run: Run, start_method: str) -> None:
+    for name in CRASHES[start_method]:
+        check_crash(run, name)
+
+
+def check_crash(run: Run, name: str) -> None:
+    with pytest.raises(ProcessExitedException, match=f"terminated with signal {name}") as caught:
+        run(jobs.rank_crashes, args=(1, name), nprocs=2)
+
+    last = str(caught.value).splitlines()[-1]
+    assert "jobs.py" in last
+    assert last.endswith(" in rank_crashes")
+    assert pickle.loads(pickle.dumps(caught.value)).crash in str(caught.value)
+
+
+def test_a_crash_is_told_of_ranks_that_crashed() -> None:
+    """Not of those whose child did; and torch's wording has nothing of it."""
+    outcome = Outcome(1, 77, End.DIED, -signal.SIGKILL, 0, reached_function=True)
+    report = ScriptedReport(crash="Fatal Python error: Segmentation fault")
+    assert "Segmentation" not in str(make_error(outcome, report, OURS))
+    crashed = replace(outcome, exit_code=-signal.SIGSEGV)
+    assert str(make_error(crashed, report, OURS)).endswith(report.crash)
+    raw = Wording(explains=False)
+    assert str(make_error(crashed, report, raw)) == "Process 1 terminated with signal SIGSEGV"
 
 
 def test_keyboard_interrupt_in_a_worker_is_a_failure(run: Run) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     _E = TypeVar("_E", bound=ProcessException)
 
 
+# What ends a process whose own code went wrong.
+_CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGBUS", "SIGILL")
 # A frame of a collective, as faulthandler writes it; the outermost is what the user called.
 _COLLECTIVE = re.compile(
     r'^  File ".*/rankspawn/parallel/(?:shared_memory|over_engine|environment)\.py", '
@@ -64,7 +66,7 @@ def make_error(
     """
     if outcome.end is not End.RAISED:
         detail = report.text if outcome.end is End.EXITED else ""
-        return _exited(outcome, detail, tail, wording)
+        return _exited(outcome, detail, tail, wording, report.crash)
     message = wording.raised.format(rank=outcome.rank) + tail + report.text
     if wording.explains:
         message = message.rstrip("\n")
@@ -155,7 +157,9 @@ def _place(text: str) -> str:
     return "\n".join(line for line in text.splitlines() if line.lstrip().startswith("File "))
 
 
-def _exited(outcome: Outcome, detail: str, tail: str, wording: Wording) -> ProcessExitedException:
+def _exited(
+    outcome: Outcome, detail: str, tail: str, wording: Wording, crash: str
+) -> ProcessExitedException:
     by_signal = outcome.exit_code < 0 and outcome.end is not End.EXITED
     name = signal_name(-outcome.exit_code) if by_signal else None
     template = wording.exited if name is None else wording.signalled
@@ -165,8 +169,13 @@ def _exited(outcome: Outcome, detail: str, tail: str, wording: Wording) -> Proce
         message += f": {explanation}"
     if tail:
         message += "\n" + tail.rstrip("\n")
+    crash = crash if name in _CRASHES else ""
+    if crash and wording.explains:
+        message += f"\nIts Python stacks when it crashed:\n{crash}"
     class_ = wording.class_for(ProcessExitedException)
-    return class_(message, outcome.rank, outcome.pid, outcome.exit_code, name)
+    error = class_(message, outcome.rank, outcome.pid, outcome.exit_code, name)
+    error.crash = crash
+    return error
 
 
 def _explain(outcome: Outcome, signalled_by: str | None) -> str:

@@ -44,6 +44,10 @@ class RankReport(Protocol):
     def text(self) -> str:
         """The traceback, or what was given to ``sys.exit``."""
 
+    @property
+    def crash(self) -> str:
+        """Its Python stacks when it crashed in C code, if they are known."""
+
     def result(self) -> Any:
         """The returned value; raises whatever unpickling raises."""
 

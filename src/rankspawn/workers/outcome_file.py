@@ -20,6 +20,7 @@ from rankspawn.workers.report import (
     PARENT_WORDS,
     RAISED,
     RETURNED,
+    STACKS_AT,
     STARTED,
     STEPS_AT,
 )
@@ -148,11 +149,13 @@ class TakenReport:
         pickled: The result, or what is known of the exception, and its buffers; None if there is
             nothing.
         steps: What was said last with ``rankspawn.report``, as a record; see ``step_records.py``.
+        crash: The Python stacks that were written when it crashed in C code; empty if it did not.
     """
 
     text: str
     pickled: Kept | None
     steps: bytes = b""
+    crash: str = ""
 
     def result(self) -> Any:
         """The returned value; raises whatever unpickling raises."""
@@ -206,7 +209,16 @@ def take_report(fd: int) -> TakenReport:
         told,
         _keep_parcel(fd, header.table) if header.kind and header.table else None,
         read_steps(fd),
+        _read_crash(fd),
     )
+
+
+def _read_crash(fd: int) -> str:
+    if os.fstat(fd).st_size <= STACKS_AT:  # as a rule: nothing was written there
+        return ""
+    from rankspawn.workers.stacks import read_crash
+
+    return read_crash(fd)
 
 
 def _keep_parcel(fd: int, table: int) -> Kept:

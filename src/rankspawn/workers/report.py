@@ -64,6 +64,8 @@ _ONE = (1).to_bytes(8, "little")
 # The place for the end of a text that does not fit: enough for the last lines of a traceback.
 _TEXT_AT = (HEADER_WORDS + PARENT_WORDS) * WORD
 _CUT_OFF = b"(the beginning is cut off by `ulimit -f`)\n..."
+# Below the lowest limit that is usual for them.
+_HIGH_NUMBERS = range(200, 256)
 # What a rank exits with that could not report: nothing else can be told without its file.
 REPORT_LOST = 97
 # And one whose limit on the size of files does not even leave room for the header.
@@ -129,6 +131,9 @@ class Report:
             except OSError:
                 pass
 
+        # A rank that crashes in C code says where, behind the stacks that it was asked
+        # for. Whatever the program enables later counts in its place.
+        faulthandler.enable(file, all_threads=True)
         faulthandler.register(STACKS_IN_C_SIGNAL, file, all_threads=True)
         raw_signal.signal(STACKS_SIGNAL, write_stacks)
         # System calls of libraries go on as if there had been no signal.
@@ -136,8 +141,11 @@ class Report:
 
     def _open_for_stacks(self) -> int:
         """A descriptor with a position of its own."""
-        fd = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC)
-        os.lseek(fd, STACKS_AT, os.SEEK_SET)
+        low = os.open(f"/proc/self/fd/{self._fd}", os.O_WRONLY | os.O_CLOEXEC)
+        os.lseek(low, STACKS_AT, os.SEEK_SET)
+        # A number that a program gets for no file of its own, also after it closed all others:
+        # a crash is written without a look at what has the number then.
+        fd = _with_high_number(low)
         # faulthandler cannot make sure of the file, so the parent does before it asks.
         self._stacks_fd = fd
         self._put(8, [fd])
@@ -326,6 +334,19 @@ def clear_frames(error: BaseException) -> None:
         except RuntimeError:  # it is being executed: ours
             pass
         frames = frames.tb_next
+
+
+def _with_high_number(fd: int) -> int:
+    """The same file under a number that is far above those in use, where there is one."""
+    for number in _HIGH_NUMBERS:
+        if _identify(number) is None:
+            try:
+                os.dup2(fd, number, inheritable=False)
+            except OSError:  # above the limit
+                return fd
+            os.close(fd)
+            return number
+    return fd
 
 
 def _identify(file: int | str) -> tuple[int, int] | None:

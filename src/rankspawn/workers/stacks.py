@@ -48,6 +48,11 @@ _LOOKS_ALIKE = 5
 _TICKS_TO_ANSWER = 5
 # What the kernel calls the states of a thread that sleeps.
 _ASLEEP = set("SDI")
+# How faulthandler begins to tell of a crash, and what it tells of besides Python's stacks.
+_CRASH_BEGINS = b"Fatal Python error: "
+_CRASH_ENDS = re.compile(r"^(?:Extension modules: |Current thread's C stack trace)", re.MULTILINE)
+# It writes at most 100 threads of 100 frames.
+_LONGEST_CRASH = 1 << 20
 # The line of a frame of ours, as faulthandler writes it.
 _OUR_FRAME = re.compile(
     rf'  File "{re.escape(os.path.dirname(os.path.dirname(__file__)))}/(.+)", line \d+ in (.+)\n'
@@ -199,6 +204,21 @@ def say_who_waits(pids: Mapping[int, int], ranks: Iterable[int]) -> dict[int, st
 def _ranks(numbers: Sequence[int]) -> str:
     names = ", ".join(str(number) for number in sorted(numbers))
     return f"rank {names}" if len(numbers) == 1 else f"ranks {names}"
+
+
+def read_crash(fd: int) -> str:
+    """What faulthandler wrote to an outcome file when the rank crashed; empty if it did not."""
+    size = os.fstat(fd).st_size
+    if size <= STACKS_AT:
+        return ""
+    begin = max(STACKS_AT, size - _LONGEST_CRASH)
+    written = os.pread(fd, size - begin, begin)
+    # The last one: processes that the rank forked write to the same file.
+    found = written.rfind(_CRASH_BEGINS)
+    if found < 0:
+        return ""
+    text = written[found:].decode("utf-8", "replace")
+    return without_our_frames(_CRASH_ENDS.split(text, maxsplit=1)[0]).strip()
 
 
 def _wait_until_written(asked: list[Asked]) -> None:
