@@ -16,6 +16,7 @@ import rankspawn
 from rankspawn import MultiprocessContext
 from rankspawn.options import SpawnOptions
 from rankspawn.plan.job import make_plan, resolve
+from rankspawn.portable import is_portable
 from rankspawn.workers.outcome_file import TakenReport, take_report
 from rankspawn.workers.payload import Payload, write_payload
 from rankspawn.workers.report import HEADER_WORDS, PARENT_WORDS
@@ -57,6 +58,63 @@ def test_modules_that_a_worker_loads(tmp_path: Path) -> None:
 
     loaded = set(worker.read_text().split()) - set(bare.read_text().split())
     assert loaded <= OF_A_WORKER | OF_PICKLE
+
+
+# Tells what a launcher has loaded when it starts its first worker; `-u` is the worker's.
+LIST_BEFORE_FIRST = """
+import os, sys
+start = os.posix_spawn
+def list_and_start(path, argv, *rest, **more):
+    if "-u" in argv and not os.path.exists({path!r}):
+        open({path!r}, "w").write(" ".join(sys.modules))
+    return start(path, argv, *rest, **more)
+os.posix_spawn = list_and_start
+from rankspawn.launch.cli import main
+sys.exit(main())
+"""
+# What rankrun loads of this package before its first worker. Each name is paid by every job: what
+# only an error, a second machine, a terminal or the end needs is loaded then.
+OF_RANKRUN = {
+    *("rankspawn", "cpython", "descriptors", "file_limit", "file_systems", "handlers"),
+    *("interrupts", "machine", "option_values", "portable", "supervise", "supervise.outcome"),
+    *("telling", "values"),
+    *("plan", "plan.devices", "plan.environ", "plan.ports", "plan.resources", "plan.topology"),
+    *("launch", "launch.agent", "launch.backoff", "launch.cli", "launch.command_line"),
+    *("launch.config", "launch.controllers", "launch.controllers.collective"),
+    *("launch.flag_values", "launch.flags", "launch.log_folder", "launch.merging"),
+    *("launch.node", "launch.pod", "launch.programs", "launch.scheduler_values"),
+    *("launch.schedulers", "launch.scripts", "launch.session"),
+    *("workers", "workers.execution", "workers.follow", "workers.group", "workers.guardian"),
+    *("workers.inherited", "workers.logs", "workers.marker", "workers.meeting"),
+    *("workers.outcome_file", "workers.parcel", "workers.popen", "workers.report"),
+    *("workers.running", "workers.tail", "workers.teardown", "workers.worker"),
+}
+NOT_OF_RANKRUN = {
+    *("argparse", "ast", "asyncio", "dataclasses", "inspect", "json", "logging", "psutil"),
+    *("queue", "shutil", "tempfile", "traceback", "typing"),
+}
+
+
+@pytest.mark.untraced
+def test_modules_that_rankrun_loads_before_its_first_worker(tmp_path: Path) -> None:
+    listed = tmp_path / "listed"
+    (tmp_path / "empty.py").touch()
+    code = LIST_BEFORE_FIRST.format(path=str(listed))
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "src")}
+    flags = ["--device_type", "cpu", "--nproc_per_node", "2"]
+    subprocess.run(
+        [sys.executable, "-S", "-c", code, *flags, "empty.py"],
+        cwd=tmp_path,
+        env=environ,
+        check=True,
+        capture_output=True,
+        timeout=DEADLOCK,
+    )
+
+    loaded = set(listed.read_text().split())
+    ours = {name.removeprefix("rankspawn.") for name in loaded if name.startswith("rankspawn")}
+    assert ours <= OF_RANKRUN | ({"workers.watched"} if is_portable() else set())
+    assert loaded.isdisjoint(NOT_OF_RANKRUN)
 
 
 @pytest.fixture

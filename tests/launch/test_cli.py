@@ -8,15 +8,15 @@ import select
 
 import pytest
 
-from rankspawn.launch import cli
+from rankspawn.launch import console
 from tests.jobs import DEADLOCK
 
 
 def test_a_full_pipe_that_does_not_want_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe2(os.O_NONBLOCK)
-    monkeypatch.setattr(cli, "_STDERR", write)
+    monkeypatch.setattr(console, "_STDERR", write)
     filling = os.write(write, b"x" * (1 << 20))
-    handler = cli._Console()
+    handler = console.Console()
     text = "y" * 100_000  # longer than a pipe, so that it is written in pieces
 
     handler.emit(logging.LogRecord("rankspawn", logging.INFO, "", 0, text, None, None))

@@ -6,7 +6,6 @@ nothing else blocks.
 
 from __future__ import annotations
 
-import logging
 import os
 import selectors
 import signal
@@ -14,17 +13,12 @@ import signal
 from rankspawn.interrupts import ImpatientError, Signals
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.session import Cause, JobOver, JobResult, StartWorkers, StopWorkers, Waiting
-from rankspawn.launch.summary import (
-    LINES_READ,
-    describe_cause,
-    describe_end,
-    exit_code_of,
-)
 from rankspawn.supervise.outcome import signal_name
-from rankspawn.workers.logs import read_tail
+from rankspawn.telling import get_logger
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable
 
     from rankspawn.launch.node import ThisNode
@@ -32,7 +26,7 @@ if TYPE_CHECKING:
     from rankspawn.launch.session import Instruction, Session
     from rankspawn.supervise.outcome import Outcome
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 class Agent:
@@ -202,6 +196,9 @@ class Agent:
         return True
 
     def _tell_failure(self, cause: Ending, generation: int) -> None:
+        from rankspawn.launch.summary import LINES_READ, describe_cause, describe_end, exit_code_of
+        from rankspawn.workers.logs import read_tail
+
         assert cause.outcome is not None, "what failed has ended"
         lines = read_tail(cause.log, start=cause.log_start, lines=LINES_READ)
         self._session.failed(
@@ -212,6 +209,8 @@ class Agent:
         )
 
     def _tell_loss(self, lost: Outcome, started: StartWorkers) -> None:
+        from rankspawn.launch.summary import exit_code_of
+
         text = f"on {os.uname().nodename} {lost.evidence}"
         code = exit_code_of(lost) or 1
         self._session.failed(started.generation, exit_code=code, text=text, brief=text)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-import threading
 from contextlib import closing, suppress
-from queue import SimpleQueue
 
-from rankspawn.descriptors import stdio_occupied, write_patiently
-from rankspawn.interrupts import ImpatientError, Signals, join_patiently
+from rankspawn.descriptors import stdio_occupied
+from rankspawn.interrupts import ImpatientError, Signals
 from rankspawn.launch.config import read_config
 from rankspawn.launch.flags import HelpRequest, UsageError, exit_code_of_error
 from rankspawn.launch.schedulers import fill
 from rankspawn.launch.scripts import settle_runner
+from rankspawn.telling import get_logger, show_with
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable, Sequence
 
     from rankspawn.launch.agent import Agent
@@ -26,12 +25,12 @@ if TYPE_CHECKING:
     from rankspawn.launch.session import JobResult, Session
     from rankspawn.plan.devices import Machine
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 _INTERRUPTED = 130  # as shells have it
 # Seconds that a terminal which takes nothing may hold up who was asked to end.
 _LONGEST_GOODBYE = 2.0
-_STDERR = 2
+_CONSOLE = "rankspawn.launch.console"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     To be followed by the end of the process: after a request to end, further ones are ignored.
     """
-    _set_up_console()
+    _show_from("INFO")
     try:
         # A closed standard stream would leave its number to a descriptor of ours.
         with stdio_occupied():
@@ -54,13 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before anything was started
         return _INTERRUPTED
     finally:
-        _tear_down_console()
+        _finish_console()
 
 
 def _configure(argv: Sequence[str]) -> LaunchConfig:
     """What was asked for, completed by the scheduler that we run under, if any."""
     config = settle_runner(fill(read_config(argv, os.environ), os.environ))
-    logging.getLogger("rankspawn").setLevel(config.log_level)
+    _show_from(config.log_level)
     for note in config.notes:
         logger.warning("%s", note)
     _check_nodes(config)
@@ -74,11 +73,11 @@ def _launch(config: LaunchConfig, argv: Sequence[str]) -> int:
             exit_code = _run_job(config, argv, signals)
         except (UsageError, OSError) as error:
             exit_code = _complain(error)
-        _wait_for_terminal(_tear_down_console, signals)
+        _wait_for_terminal(_finish_console, signals)
         if signals.ending is not None:
             # Also who asked once more is told the whole of it, if somebody reads. Here, because
             # from the end of this block on the process cannot be asked to end any more.
-            _tear_down_console(_LONGEST_GOODBYE)
+            _finish_console(_LONGEST_GOODBYE)
     return exit_code
 
 
@@ -118,12 +117,36 @@ def _be_alone(here: ThisNode) -> Session:
     return LocalSession(here.config, Node(0, here.host, ports, name=os.urandom(3).hex()))
 
 
+def _show_from(level: str, *, now: bool = False) -> None:
+    """Have the launcher's words from this level on shown, from the first one on."""
+
+    def show() -> None:
+        from rankspawn.launch import console
+
+        console.set_up(level)
+
+    if now or _CONSOLE in sys.modules:
+        show()
+    else:
+        show_with(show)
+
+
+def _finish_console(timeout: float | None = None) -> None:
+    """Wait until all that was said is written, if anything was."""
+    show_with(None)
+    console = sys.modules.get(_CONSOLE)
+    if console is not None:
+        console.finish(timeout)
+
+
 class _Others:
     """The way to the other nodes of the job; refuses what cannot be meant."""
 
     def __init__(self, config: LaunchConfig, machine: Machine, argv: Sequence[str]) -> None:
         from rankspawn.launch.joining import plan_join
 
+        # Its modules have loggers of logging's own.
+        _show_from(config.log_level, now=True)
         self._config, self._machine, self._argv = config, machine, argv
         self._plan = plan_join(config, machine)
 
@@ -188,62 +211,3 @@ def _complain(error: Exception) -> int:
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
     logger.critical("%s%s", error, notes)
     return exit_code_of_error(error)
-
-
-class _Console(logging.Handler):
-    """Writes what the launcher itself says to the standard error, in a thread of its own.
-
-    A terminal that was stopped, or a pager that nobody reads, must not hold up the supervision
-    of a job: only the end waits for it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter("rankrun: %(message)s"))
-        self._texts: SimpleQueue[bytes | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Have one record written."""
-        self._texts.put(f"{self.format(record)}\n".encode("utf-8", "backslashreplace"))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="rankspawn-console", daemon=True)
-            self._thread.start()
-
-    def finish(self, timeout: float | None) -> None:
-        """Wait until all is written."""
-        if self._thread is not None:
-            self._texts.put(None)
-            join_patiently(self._thread, timeout)
-            self._thread = None
-
-    def _run(self) -> None:
-        # Not through sys.stderr: text that Python still holds when it ends, and cannot write
-        # then, would make it exit with a code of its own in place of the job's.
-        while (text := self._texts.get()) is not None:
-            rest = memoryview(text)
-            try:
-                while rest:
-                    rest = rest[write_patiently(_STDERR, rest) :]
-            except OSError:  # the reader of a pipe left, the terminal was closed
-                continue
-
-
-def _set_up_console() -> None:
-    """Show what this package logs from INFO on; the level can be changed later."""
-    ours = logging.getLogger("rankspawn")
-    ours.handlers[:] = [_Console()]
-    ours.setLevel(logging.INFO)
-    ours.propagate = False
-
-
-def _tear_down_console(timeout: float | None = None) -> None:
-    """Wait until everything was written.
-
-    Args:
-        timeout: Seconds to wait for a terminal that takes nothing; None for ever.
-    """
-    ours = logging.getLogger("rankspawn")
-    for handler in ours.handlers:
-        if isinstance(handler, _Console):
-            handler.finish(timeout)

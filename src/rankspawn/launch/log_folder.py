@@ -11,17 +11,18 @@ script looks there; only where another job has it, the logs go to a folder of th
 from __future__ import annotations
 
 import fcntl
-import logging
 import os
 import stat
 
 from rankspawn.descriptors import Owned, make_room_for_descriptors
 from rankspawn.file_systems import check_answers
 from rankspawn.launch.flags import UsageError
+from rankspawn.telling import get_logger
 from rankspawn.values import replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Sequence
 
     from rankspawn.descriptors import Closable
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from rankspawn.launch.programs import ProgramSpec
     from rankspawn.launch.session import StartWorkers
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 class LogFolder:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import os
 
 from rankspawn.launch.controllers import plan_programs, ports_needed, resolve_job
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.log_folder import LogFolder
 from rankspawn.launch.pod import Pod, name_of
-from rankspawn.launch.summary import count_workers
 from rankspawn.plan.ports import HeldPorts
 from rankspawn.plan.topology import join
+from rankspawn.telling import get_logger
 from rankspawn.values import replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Sequence
 
     from rankspawn.descriptors import Closable
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rankspawn.workers.agent_store import AgentStore
     from rankspawn.workers.follow import LogFollower
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 _LOOPBACK = "127.0.0.1"
 
@@ -117,7 +117,6 @@ class ThisNode:
         keep_logs = self._was_started or instruction.restarts > 0 or not self.config.log_overwrite
         try:
             specs = self._logs.claim(self._plan(instruction, resources), instruction, resources)
-            self._announce(specs, instruction)
             store = self._make_store(instruction)
             pod = Pod(
                 specs,
@@ -134,6 +133,8 @@ class ThisNode:
                 resource.close()
             raise
         self._was_started = True
+        # Now, while their interpreters start, and not before: the first word takes its time.
+        self._announce(specs, instruction)
         return pod
 
     def close(self) -> None:
@@ -203,7 +204,9 @@ class ThisNode:
         return plan_ipu(self.config, os.environ, poprun)
 
     def _announce(self, specs: Sequence[ProgramSpec], instruction: StartWorkers) -> None:
-        """Say what is about to be started."""
+        """Say what was started."""
+        from rankspawn.launch.summary import count_workers
+
         where = ""
         if self.config.spans_machines:
             where = f"node {instruction.node_rank} of {len(instruction.nodes)}: "

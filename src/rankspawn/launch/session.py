@@ -6,23 +6,24 @@ one machine answers its agent itself, and loads nothing of that.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import deque
 
 from rankspawn.descriptors import Waker
 from rankspawn.launch.backoff import Backoff, call_later
 from rankspawn.launch.programs import Node
+from rankspawn.telling import get_logger
 from rankspawn.values import dataclass, replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Callable
     from typing import Protocol
 
     from rankspawn.launch.config import LaunchConfig
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 # The exit code of a cause that is no worker's own.
 _GENERAL_FAILURE = 1

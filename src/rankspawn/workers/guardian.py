@@ -12,7 +12,6 @@ It is two programs, one after the other in the same process:
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import struct
@@ -21,16 +20,18 @@ import sys
 
 from rankspawn.descriptors import Owned, anonymous_file
 from rankspawn.portable import forced_alike, has_proc, is_portable
+from rankspawn.telling import get_logger
 from rankspawn.workers.marker import ticks_since_boot
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    import logging
     from typing import Any
 
     from rankspawn.workers.worker import Worker
 
 # The name is in docs/reference.md, for whoever wants to hear of it.
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 _SHELL = "/bin/sh"
 # Builtins only: where no more processes may be made, it becomes Python all the same. ``read``

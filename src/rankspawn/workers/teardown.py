@@ -6,7 +6,6 @@ rank's own children too. Nobody is touched who does not carry the job's mark.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import time
@@ -14,14 +13,17 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from rankspawn.handlers import handlers_held
+from rankspawn.telling import get_logger
 from rankspawn.workers.marker import GONE_SECONDS, kill_marked
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    import logging
+
     from rankspawn.workers.group import WorkerGroup
     from rankspawn.workers.worker import Worker
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 # How long a rank may take to leave after its report, before it gets SIGTERM, too: its exit
 # handlers run now, but a thread or a handler that hangs must not hold the group.
