@@ -67,6 +67,8 @@ def test_none_is_the_same_as_not_given() -> None:
         ("kwargs", {"lr": 0.1}, {"lr": 0.1}),
         ("rank_args", [(1,), [2, 3]], ((1,), (2, 3))),
         ("rank_args", iter([(1,)]), ((1,),)),
+        ("rank_kwargs", [{"a": 1}, {}], ({"a": 1}, {})),
+        ("on_failure", "continue", "continue"),
         ("env", {"A": "1", "B": None}, {"A": "1", "B": None}),
         ("env", make_env, make_env),
         ("timeout", 3, 3.0),
@@ -136,6 +138,9 @@ def test_a_start_method_that_the_platform_lacks_is_an_error(
         ("kwargs", {1: 2}, TypeError, "the key 1 is no string"),
         ("rank_args", "ab", TypeError, "rank_args must be a sequence"),
         ("rank_args", 3, TypeError, "rank_args must be a sequence"),
+        ("rank_kwargs", {"a": 1}, TypeError, "rank_kwargs must be a sequence with one mapping"),
+        ("rank_kwargs", [{}, (1,)], TypeError, r"rank_kwargs\[1\] must be a mapping"),
+        ("on_failure", "go on", ValueError, "'stop', 'continue'"),
         ("rank_args", itertools.repeat(1), TypeError, "must be a tuple"),
         ("rank_args", [(1,), 2], TypeError, r"rank_args\[1\] must be a tuple.*write \(2,\)"),
         ("env", ["A=1"], TypeError, "env must be a mapping, or a callable"),
@@ -358,14 +363,25 @@ def test_a_bare_value_is_told_how_to_write_args(args: Any) -> None:
     assert f"args=({args!r},)" in str(caught.value)
 
 
-def test_rank_args_need_one_entry_per_rank() -> None:
-    check_rank_args(None, 2)
-    endless = read_options({"rank_args": itertools.repeat((1,))}).rank_args
-    with pytest.raises(ValueError, match="but nprocs is 2"):
-        check_rank_args(endless, 2)
-    check_rank_args(((1,), (2,)), 2)
-    with pytest.raises(ValueError, match="rank_args has 1 entries, but nprocs is 2"):
-        check_rank_args(((1,),), 2)
+@pytest.mark.parametrize(
+    ("name", "row", "kind"), [("rank_args", (1,), "tuple"), ("rank_kwargs", {"a": 1}, "mapping")]
+)
+def test_rows_need_one_entry_per_rank(name: str, row: object, kind: str) -> None:
+    check_rank_args(read_options({}), 2)
+    with pytest.raises(ValueError, match=f"{name} has 100000 entries, but nprocs is 2"):
+        check_rank_args(read_options({name: itertools.repeat(row)}), 2)
+    check_rank_args(read_options({name: [row, row]}), 2)
+    with pytest.raises(ValueError, match=f"{name} has 1 entries, .* give one {kind} per rank"):
+        check_rank_args(read_options({name: [row]}), 2)
+
+
+def test_what_goes_on_after_a_failure_is_not_started_again() -> None:
+    with pytest.raises(ValueError, match="give one of the two"):
+        read_options({"on_failure": "continue", "max_restarts": 1})
+
+
+def test_cpu_is_gloo_by_the_name_of_its_device() -> None:
+    assert read_options({"backend": "cpu"}) == read_options({"backend": "gloo"})
 
 
 def test_a_callable_environment_is_not_called_while_reading() -> None:

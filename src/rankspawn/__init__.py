@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankspawn.errors import CollectiveTimeoutError as CollectiveTimeoutError
     from rankspawn.errors import NodeLostError as NodeLostError
     from rankspawn.errors import ProcessException as ProcessException
+    from rankspawn.errors import ProcessExceptionGroup as ProcessExceptionGroup
     from rankspawn.errors import ProcessExitedException as ProcessExitedException
     from rankspawn.errors import ProcessRaisedException as ProcessRaisedException
     from rankspawn.errors import RankLostError as RankLostError
@@ -49,6 +50,7 @@ __all__ = [
     "Options",
     "ParallelEnv",
     "ProcessException",
+    "ProcessExceptionGroup",
     "ProcessExitedException",
     "ProcessRaisedException",
     "RankLostError",
@@ -73,6 +75,7 @@ _HOMES = {
     "Options": "rankspawn.option_types",
     "ParallelEnv": "rankspawn.parallel_env",
     "ProcessException": "rankspawn.errors",
+    "ProcessExceptionGroup": "rankspawn.errors",
     "ProcessExitedException": "rankspawn.errors",
     "ProcessRaisedException": "rankspawn.errors",
     "RankLostError": "rankspawn.errors",
@@ -128,6 +131,7 @@ if TYPE_CHECKING:
         *,
         kwargs: Mapping[str, Any] | None,
         rank_args: Iterable[tuple[Any, ...] | list[Any]] | None = None,
+        rank_kwargs: Iterable[Mapping[str, Any]] | None = None,
         **options: Unpack[CommonOptions],
     ) -> MultiprocessContext[_T]: ...
     @overload
@@ -139,6 +143,18 @@ if TYPE_CHECKING:
         daemon: bool = False,
         *,
         rank_args: Iterable[tuple[Any, ...] | list[Any]] | None,
+        rank_kwargs: Iterable[Mapping[str, Any]] | None = None,
+        **options: Unpack[CommonOptions],
+    ) -> MultiprocessContext[_T]: ...
+    @overload
+    def spawn(
+        func: Callable[..., _T],
+        args: tuple[Any, ...] | list[Any] = (),
+        nprocs: int = -1,
+        join: bool = True,
+        daemon: bool = False,
+        *,
+        rank_kwargs: Iterable[Mapping[str, Any]] | None,
         **options: Unpack[CommonOptions],
     ) -> MultiprocessContext[_T]: ...
 
@@ -164,7 +180,7 @@ def spawn(
         join: Wait for the workers before returning.
         daemon: The processes' daemon flag.
         **options: See the reference: ``backend``, ``gpus``, ``start_method``, ``env``,
-            ``kwargs``, ``rank_args``, ``timeout``, ``log_dir``, ``tee``, ``progress`` and so on.
+            ``kwargs``, ``rank_args``, ``timeout``, ``on_failure``, ``log_dir`` and so on.
 
     Returns:
         The context: ``results()``, ``return_queues``, ``join()``, ``processes`` and more.
@@ -176,6 +192,7 @@ def spawn(
         ProcessRaisedException: A worker's function raised; its exception is the cause.
         ProcessExitedException: A worker died without reporting, e.g. by a signal.
         SpawnTimeoutError: The ``timeout`` passed; the stacks of all ranks are in it.
+        ProcessExceptionGroup: With ``on_failure="continue"``, all failures at once.
     """
     from rankspawn.caller import at_users_line
     from rankspawn.spawning import spawn_ranks

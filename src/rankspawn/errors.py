@@ -8,6 +8,8 @@
     ├─ NodeLostError                     a node of a cluster is gone, and its ranks with it: host
     └─ SpawnTimeoutError(TimeoutError)   the group ran out of time: stacks
 
+    ProcessExceptionGroup(ExceptionGroup)    on_failure="continue": all failures, results
+
     CollectiveMismatchError(RuntimeError)    ranks called different things: ranks, calls
     RankLostError(RuntimeError)              a rank is gone that others wait for: rank, collective
     CollectiveTimeoutError(TimeoutError)     ranks have not come in time: missing, collective
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
 
@@ -172,6 +174,27 @@ class SpawnTimeoutError(ProcessException, TimeoutError):
         # The system's errors take their arguments for a number and its text.
         self.errno: int | None = None
         self.strerror: str | None = None
+
+
+class ProcessExceptionGroup(ExceptionGroup[ProcessException]):
+    """Ranks failed while the others went on to their end (``on_failure="continue"``).
+
+    Attributes:
+        exceptions: The error of each rank that failed, the first in time first.
+        results: Rank to result, of the ranks that did not fail.
+    """
+
+    # No __init__ of its own: an exception group makes its parts with two arguments.
+    results: dict[int, Any] = {}  # noqa: RUF012 - of one that was made without any
+
+    def derive(self, excs: Sequence[Exception]) -> ProcessExceptionGroup:  # type: ignore[override]
+        """A part of it (``except*``, ``split``), which has the same results."""
+        part = ProcessExceptionGroup(self.message, list(excs))  # type: ignore[arg-type]
+        part.results = self.results
+        return part
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.message, list(self.exceptions)), self.__dict__
 
 
 class CollectiveMismatchError(RuntimeError):

@@ -22,8 +22,8 @@ class CommonOptions(TypedDict, total=False):
     """How a worker is started. ``spawn`` (default): fresh interpreters. ``fork``: copies of this
     process; nothing is pickled. ``forkserver``: copies of a clean server process."""
 
-    backend: Literal["auto", "nccl", "bkcl", "xccl", "gloo"] | None
-    """``nccl`` (GPU), ``bkcl`` (XPU), ``xccl`` (custom device), ``gloo`` (CPU), or ``auto``
+    backend: Literal["auto", "nccl", "bkcl", "xccl", "gloo", "cpu"] | None
+    """``nccl`` (GPU), ``bkcl`` (XPU), ``xccl`` (custom device), ``gloo`` or ``cpu``, or ``auto``
     (default): what the device options, a set mask or the machine itself say."""
 
     gpus: str | Sequence[SupportsIndex | str] | None
@@ -84,6 +84,10 @@ class CommonOptions(TypedDict, total=False):
     max_restarts: SupportsIndex | None
     """Start the whole group again after a failure, on fresh ports, at most so often."""
 
+    on_failure: Literal["stop", "continue"] | None
+    """``stop`` (default): the others are stopped when a rank fails. ``continue``: they finish, and
+    then all failures are raised at once, as a ``ProcessExceptionGroup``."""
+
     device_visibility: Literal["all", "own"] | None
     """``all`` (default): every rank sees all devices and is told its index. ``own``: its mask
     names its one device."""
@@ -128,3 +132,6 @@ class Options(CommonOptions, total=False):
 
     rank_args: Iterable[tuple[Any, ...] | list[Any]] | None
     """One tuple per rank of this node, appended to ``args``."""
+
+    rank_kwargs: Iterable[Mapping[str, Any]] | None
+    """One mapping per rank of this node, whose keyword arguments are added to ``kwargs``."""

@@ -180,6 +180,14 @@ def read_rows(name: str, value: Any) -> tuple[tuple[Any, ...], ...]:
     return tuple(rows)
 
 
+def read_named_rows(name: str, value: Any) -> tuple[Mapping[str, Any], ...]:
+    """One mapping of extra keyword arguments per rank."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        raise _wrong_type(name, value, "a sequence with one mapping per rank")
+    rows = itertools.islice(value, _MOST_ROWS)
+    return tuple(read_kwargs(f"{name}[{rank}]", row) for rank, row in enumerate(rows))
+
+
 def read_ranks(name: str, value: Any) -> bool | tuple[int, ...]:
     """True, False, or the ranks meant: ``"0,3"``, ``[0, 3]``."""
     allowed = f"True, False or ranks, such as {name}='0,3' or {name}=[0, 3]"

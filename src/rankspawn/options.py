@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     Env = Mapping[str, str | None] | Callable[[int], Mapping[str, str | None]]
 
-BACKENDS = ("auto", "nccl", "bkcl", "xccl", "gloo")
+# "cpu" is the same as "gloo", by the name of its device.
+BACKENDS = ("auto", "nccl", "bkcl", "xccl", "gloo", "cpu")
+ON_FAILURE = ("stop", "continue")
 START_METHODS = ("spawn", "fork", "forkserver")
 # Those of plan.numa, which is loaded by whoever asks for one.
 BINDINGS = ("node", "socket", "exclusive", "core-complex")
@@ -45,6 +47,7 @@ class SpawnOptions:
     print_config: bool = False
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     rank_args: tuple[tuple[Any, ...], ...] | None = None
+    rank_kwargs: tuple[Mapping[str, Any], ...] | None = None
     env: Env | None = None
     timeout: float | None = None
     grace_period: float = 10.0
@@ -56,6 +59,7 @@ class SpawnOptions:
     debug: int | None = None
     preload: tuple[str, ...] = ()
     max_restarts: int = 0
+    on_failure: str = "stop"
     device_visibility: str = "all"
     numa: str | None = None
     threads_per_rank: int | None = None
@@ -103,6 +107,11 @@ def read_options(options: Mapping[str, Any]) -> SpawnOptions:
     may_repeat = given.get("share_devices") is True
     checked = SpawnOptions(**_read(_rename(given), may_repeat=may_repeat))
     _check_devices(checked)
+    if checked.on_failure == "continue" and checked.max_restarts:
+        raise ValueError(
+            "on_failure='continue' lets the others finish when a rank fails, and max_restarts "
+            "starts all of them again: give one of the two"
+        )
     if checked.preload and checked.start_method != "forkserver":
         raise ValueError(
             f"preload is for start_method='forkserver' only, not {checked.start_method!r}: "
@@ -137,13 +146,15 @@ def check_args(args: Any) -> tuple[Any, ...]:
     )
 
 
-def check_rank_args(rank_args: tuple[tuple[Any, ...], ...] | None, nprocs: int) -> None:
-    """Make sure that there is one tuple for every rank of this node."""
-    if rank_args is not None and len(rank_args) != nprocs:
-        raise ValueError(
-            f"rank_args has {len(rank_args)} entries, but nprocs is {nprocs}: "
-            "give one tuple per rank"
-        )
+def check_rank_args(options: SpawnOptions, nprocs: int) -> None:
+    """Make sure that there is one row of arguments for every rank of this node."""
+    rows = {"rank_args": options.rank_args, "rank_kwargs": options.rank_kwargs}
+    for name, kind in (("rank_args", "tuple"), ("rank_kwargs", "mapping")):
+        given = rows[name]
+        if given is not None and len(given) != nprocs:
+            raise ValueError(
+                f"{name} has {len(given)} entries, but nprocs is {nprocs}: give one {kind} per rank"
+            )
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
@@ -225,6 +236,10 @@ def _device_type(name: str, value: Any) -> str:
     return text
 
 
+def _backend(name: str) -> str:
+    return "gloo" if name == "cpu" else name
+
+
 def _available(start_method: str) -> str:
     """``start_method``, if this platform has it."""
     # Imported here: only the process that spawns needs it.
@@ -247,7 +262,7 @@ def _limit(seconds: float) -> float | None:
 # At the end of the module, since it holds functions.
 _READERS: dict[str, Callable[[str, Any], Any]] = {
     "start_method": lambda name, value: _available(read.read_choice(name, value, START_METHODS)),
-    "backend": lambda name, value: read.read_choice(name, value, BACKENDS),
+    "backend": lambda name, value: _backend(read.read_choice(name, value, BACKENDS)),
     "gpus": read.read_ids,
     "xpus": read.read_ids,
     "devices": read.read_ids,
@@ -257,6 +272,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "print_config": read.read_flag,
     "kwargs": read.read_kwargs,
     "rank_args": read.read_rows,
+    "rank_kwargs": read.read_named_rows,
     "env": read.read_env,
     "timeout": lambda name, value: _limit(read.read_seconds(name, value, positive=True)),
     "grace_period": lambda name, value: read.read_seconds(name, value, positive=False),
@@ -268,6 +284,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "debug": lambda name, value: read.read_count(name, value, least=0),
     "preload": read.read_modules,
     "max_restarts": lambda name, value: read.read_count(name, value, least=0),
+    "on_failure": lambda name, value: read.read_choice(name, value, ON_FAILURE),
     "device_visibility": lambda name, value: read.read_choice(name, value, ("all", "own")),
     "numa": lambda name, value: read.read_choice(name, value, BINDINGS),
     "threads_per_rank": lambda name, value: read.read_count(name, value, least=1),

@@ -11,6 +11,7 @@ from typing import Any
 from rankspawn.caller import file_of_caller, in_notebook, warn_caller
 from rankspawn.compat.peers import also
 from rankspawn.descriptors import make_room_for_descriptors
+from rankspawn.functions import check_func
 from rankspawn.machine import RealMachine
 from rankspawn.option_values import shortly
 from rankspawn.options import SpawnOptions, check_args, check_nprocs, check_rank_args, read_options
@@ -56,13 +57,14 @@ def spawn_ranks(
     options = read_options(given)
     arguments = check_args(args)
     job = resolve(check_nprocs(nprocs), options, os.environ, RealMachine())
-    check_rank_args(options.rank_args, job.resources.nprocs)
+    check_rank_args(options, job.resources.nprocs)
+    func = check_func(func, arguments, options)
     spectators = _spectators(job)
     if job.resources.warning:
         warn_caller(job.resources.warning, UserWarning)
     if (ignored := ignored_ips(options, os.environ)) is not None:
         warn_caller(ignored, UserWarning)
-    task = Task(func, arguments, options.kwargs, options.rank_args)
+    task = Task(func, arguments, options.kwargs, options.rank_args, options.rank_kwargs)
     settings = _settings(options, daemon=bool(daemon))
     if settings.log_dir is not None:
         from rankspawn.file_systems import check_answers
@@ -177,7 +179,7 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
         except BaseException:
             ports.close()
             raise
-        return start_group(
+        group = start_group(
             task,
             [spec.env for spec in plan.ranks],
             settings,
@@ -187,6 +189,8 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
             is_restart=restart_count > 0,
             store=store,
         )
+        group.stops_on_failure = options.on_failure == "stop"
+        return group
 
     return start
 
@@ -215,4 +219,5 @@ def _policy(options: SpawnOptions) -> SupervisionPolicy:
         options.max_restarts,
         interrupts_reach_workers=options.debug is None,
         on_report=options.on_report,
+        stops_on_failure=options.on_failure == "stop",
     )

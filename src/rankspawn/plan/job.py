@@ -11,7 +11,7 @@ from rankspawn.plan.devices import DeviceRequest
 from rankspawn.plan.environ import rank_env
 from rankspawn.plan.resources import Resources, find_resources
 from rankspawn.plan.topology import Identity, Topology, find_nodes, identify
-from rankspawn.values import dataclass, field
+from rankspawn.values import dataclass, field, replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def resolve(
     """Decide backend, devices and nodes.
 
     Args:
-        nprocs: Ranks on this node; -1 for one per visible device, or per CPU.
+        nprocs: Ranks on this node; -1 for one per visible device, on the CPU for one per row of
+            ``rank_args``, or else per CPU.
         options: What was asked for.
         environ: The parent's environment.
         machine: What the machine has.
@@ -84,6 +85,10 @@ def resolve(
         RuntimeError: There are fewer visible devices than ranks.
     """
     resources = find_resources(device_request(nprocs, options), environ, machine)
+    rows = options.rank_args or options.rank_kwargs
+    if nprocs == -1 and rows and resources.device_type == "cpu":
+        # Nobody said how many, and there is nothing on the CPU that would have to be shared.
+        resources = replace(resources, nprocs=len(rows))
     return Job(resources, find_nodes(resources.nprocs, options, environ, machine), options)
 
 

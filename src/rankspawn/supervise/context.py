@@ -7,12 +7,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from multiprocessing import process
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from rankspawn.caller import at_users_line
 from rankspawn.cpython import adopt
+from rankspawn.errors import ProcessException, ProcessExceptionGroup
 from rankspawn.option_values import read_seconds
 from rankspawn.supervise.supervisor import SupervisionPolicy, Supervisor
 
@@ -190,6 +192,7 @@ class MultiprocessContext(Generic[T_co]):
             ProcessRaisedException: A worker's function raised; its exception is the cause.
             ProcessExitedException: A worker died without reporting, e.g. by a signal.
             SpawnTimeoutError: The time for the whole run is over.
+            ProcessExceptionGroup: With ``on_failure="continue"``, all failures at once.
         """
         job = self._supervisor
         deadline = None if timeout is None else time.monotonic() + _seconds_to_wait(timeout)
@@ -230,6 +233,17 @@ class MultiprocessContext(Generic[T_co]):
         from rankspawn.supervise.reports import reports_of
 
         return reports_of(self._group)
+
+    @at_users_line
+    def outcomes(self) -> list[T_co | Exception]:
+        """Each rank's result, or its error in place of one; waits as :meth:`join` does.
+
+        It raises nothing that a rank did. A rank that was stopped because of another one has an
+        error that says so.
+        """
+        with suppress(ProcessException, ProcessExceptionGroup):  # they are among what is returned
+            self.join()
+        return [self._supervisor.answer_of(index) for index in range(len(self._group.processes))]
 
     @at_users_line
     def dump_stacks(self) -> dict[int, str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rankspawn.errors import (
     ProcessException,
+    ProcessExceptionGroup,
     ProcessExitedException,
     ProcessRaisedException,
     SpawnTimeoutError,
@@ -20,7 +21,7 @@ from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from typing import TypeVar
+    from typing import Any, TypeVar
 
     from rankspawn.supervise.group import RankReport
 
@@ -88,6 +89,28 @@ def first_of(errors: Sequence[ProcessException], *, tries: int) -> ProcessExcept
     if tries > 1:
         first.add_note(f"The group was started {tries} times; this is how the last try failed.")
     return first
+
+
+def make_group_error(
+    errors: Sequence[ProcessException], answers: Mapping[int, Any]
+) -> ProcessExceptionGroup:
+    """The error of a group whose ranks went on after a failure.
+
+    Args:
+        errors: Of those that failed, the first in time first.
+        answers: Rank to its result, or to what is raised in its place.
+    """
+    names = ", ".join(str(rank) for rank in sorted(error.rank for error in errors))
+    who = f"rank {names}" if len(errors) == 1 else f"{len(errors)} ranks ({names})"
+    rest = len(answers) - len(errors)
+    text = f"{who} of {len(answers)} failed"
+    if rest:
+        text += f"; what the other {rest} returned is in .results, by rank"
+    error = ProcessExceptionGroup(text, list(errors))
+    error.results = {
+        rank: answer for rank, answer in answers.items() if not isinstance(answer, Exception)
+    }
+    return error
 
 
 def make_timeout_error(

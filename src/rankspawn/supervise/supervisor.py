@@ -24,6 +24,7 @@ from rankspawn.supervise.failures import (
     Wording,
     first_of,
     make_error,
+    make_group_error,
     make_loss_error,
     make_timeout_error,
 )
@@ -52,6 +53,8 @@ class SupervisionPolicy:
     interrupts_reach_workers: bool = True
     # Called with what ranks report, by a thread that waits for them.
     on_report: Callable[[int, Steps], object] | None = None
+    # False: the others go on when a rank fails, and all failures are raised in the end.
+    stops_on_failure: bool = True
     # Called before a group is stopped because a rank failed.
     before_stop: Callable[[Group], None] | None = None
 
@@ -114,7 +117,8 @@ class Supervisor:
                 group = self.group
                 dues = (deadline, self.deadline, self.tell_reports(group))
                 limits = [limit for limit in dues if limit is not None]
-                if not group.wait(partial(_either, condition, group), min(limits, default=None)):
+                news = partial(self._is_news, condition, group)
+                if not group.wait(news, min(limits, default=None)):
                     if self._is_overdue():
                         self._conclude(group, grace)
                     elif deadline is not None and time.monotonic() >= deadline:
@@ -198,7 +202,7 @@ class Supervisor:
 
     def is_due(self, group: Group) -> bool:
         """The group has to be concluded: it ended, a rank failed, or the time is over."""
-        return _is_decided(group) or self._is_overdue()
+        return self._is_decided(group) or self._is_overdue()
 
     def conclude_if_due(self, group: Group) -> None:
         """Conclude the group if it is time to; for whoever watches it."""
@@ -267,6 +271,17 @@ class Supervisor:
             return self._make_error(self.group, index)
         return self.error
 
+    def answer_of(self, index: int) -> Any:
+        """The rank's result, or else what is raised because there is none."""
+        try:
+            if self.has_result(index):
+                return self.take_result(index)
+        except Exception as error:  # of classes whose pickles cannot be read here
+            return error
+        if index in self.group.outcomes and not isinstance(self.error, TimeoutError):
+            return self._make_error(self.group, index)
+        return self.error_of(index)
+
     def _start_group(self) -> None:
         with stdio_occupied():
             self.group: Group = self._start(self._restarts)
@@ -286,7 +301,7 @@ class Supervisor:
         with patiently(self._concluding):
             if self.finished or group is not self.group:
                 return
-            stacks = None if _is_decided(group) else group.stacks()
+            stacks = None if self._is_decided(group) else group.stacks()
             if stacks is None and self.patience:
                 group.wait(lambda: group.all_ended, time.monotonic() + self.patience)
             ended = [outcome.rank for _, outcome in sorted(group.outcomes.items())]
@@ -335,7 +350,7 @@ class Supervisor:
             if error is None and (lost or bad):
                 with handlers_let_through():  # unpickles, and so runs code of users' classes
                     errors = [self._make_error(group, index) for index in bad if not lost]
-                error = first_of([*lost, *errors], tries=self._restarts + 1)
+                    error = self._one_error([*lost, *errors])
             self.error = error
         finally:
             group.close()
@@ -346,14 +361,22 @@ class Supervisor:
         finally:  # also if that was interrupted
             self.finished = True
 
+    def _one_error(self, errors: list[ProcessException]) -> BaseException:
+        """What is raised of all failures: the first one, or where others went on, all of them."""
+        outcomes = self.group.outcomes
+        if self.policy.stops_on_failure or self.group.lost is not None or not failures_in(outcomes):
+            return first_of(errors, tries=self._restarts + 1)
+        answers = {outcomes[index].rank: self.answer_of(index) for index in sorted(outcomes)}
+        return make_group_error(errors, answers)
+
     def _is_overdue(self) -> bool:
         return self.deadline is not None and time.monotonic() >= self.deadline
 
+    def _is_decided(self, group: Group) -> bool:
+        """Nothing more to wait for in it: all ended, or one failed and ends the others."""
+        if group.all_ended or group.lost is not None:
+            return True
+        return group.has_failed and self.policy.stops_on_failure
 
-def _is_decided(group: Group) -> bool:
-    """Nothing more to wait for in it: all ended, or one failed."""
-    return group.all_ended or group.has_failed
-
-
-def _either(condition: Callable[[], bool], group: Group) -> bool:
-    return condition() or _is_decided(group)
+    def _is_news(self, condition: Callable[[], bool], group: Group) -> bool:
+        return condition() or self._is_decided(group)

@@ -189,7 +189,8 @@ def load_task(boot: Boot) -> Callable[[], Any]:
     prepare(boot.rank, boot.tracker, load(boot.payload, boot.setting))
     func, args, kwargs = load(boot.payload, boot.task)
     if boot.own:
-        args += load(boot.payload, boot.own)
+        own, named = load(boot.payload, boot.own)
+        args, kwargs = (*args, *own), {**kwargs, **named}
     os.close(boot.payload)
     is_loading = False
     return lambda: func(*args, **kwargs)

@@ -65,6 +65,7 @@ class WorkerGroup:
         # For a group that nobody joins.
         self.grace = grace
         self.deadline: float | None = None
+        self.stops_on_failure = True
         # Whose job it is to close the group; it may be dropped while workers run.
         self.owner: weakref.ref[object] | None = None
         self._oom_before = oom_before

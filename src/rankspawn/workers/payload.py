@@ -79,7 +79,7 @@ def write_payload(
     func: Callable[..., Any],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
-    rank_args: Sequence[Sequence[Any]] | None,
+    rows: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
     inheritance: Inheritance,
 ) -> Payload:
     """Serialize the task for every rank.
@@ -97,8 +97,9 @@ def write_payload(
     task, end = _write_part(file, 0, tuple(names.values()), rules, names)
     rules.first_place = len(task.fds)
     own: list[Part] = []
-    for index, extra in enumerate(rank_args or ()):
-        part, end = _write_part(file, end, extra, rules, {f"rank_args[{index}]": extra})
+    for index, row in enumerate(rows):
+        names = {f"rank_args[{index}]": row[0], f"rank_kwargs[{index}]": row[1]}
+        part, end = _write_part(file, end, row, rules, names)
         own.append(part)
     main = rules.main if rules.main_is_needed else None
     return Payload(file, end, task, tuple(own), main, inheritance.duplicates)

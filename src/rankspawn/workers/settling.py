@@ -49,7 +49,8 @@ def _wait_for(groups: Sequence[WorkerGroup]) -> None:
 
 def _is_due(group: WorkerGroup) -> bool:
     group.collect()
-    is_over = group.all_ended or group.has_failed or _is_overdue(group)
+    has_failed = group.has_failed and (group.stops_on_failure or group.lost is not None)
+    is_over = group.all_ended or has_failed or _is_overdue(group)
     return is_over or any(worker.is_daemonic for worker in group.workers)
 
 

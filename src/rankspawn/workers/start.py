@@ -53,17 +53,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What every worker calls: ``func(*args, *rank_args[index], **kwargs)``."""
+    """What every worker calls: ``func(*args, *rank_args[i], **kwargs, **rank_kwargs[i])``."""
 
     func: Callable[..., Any]
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     rank_args: Sequence[Sequence[Any]] | None = None
+    rank_kwargs: Sequence[Mapping[str, Any]] | None = None
 
     def bind(self, index: int) -> Callable[[], Any]:
         """The call of the worker with this index, where nothing has to be sent."""
         own = self.rank_args[index] if self.rank_args is not None else ()
-        return lambda: self.func(*self.args, *own, **self.kwargs)
+        named = self.rank_kwargs[index] if self.rank_kwargs is not None else {}
+        kwargs = {**self.kwargs, **named}
+        return lambda: self.func(*self.args, *own, **kwargs)
+
+    def rows(self) -> list[tuple[Sequence[Any], Mapping[str, Any]]]:
+        """What each worker alone is called with; nothing if all are called alike."""
+        count = len(self.rank_args or self.rank_kwargs or ())
+        own, named = self.rank_args or [()] * count, self.rank_kwargs or [{}] * count
+        return list(zip(own, named, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +146,7 @@ class SpawnLauncher:
             task.func,
             task.args,
             task.kwargs,
-            task.rank_args,
+            task.rows(),
             Inheritance(by_place=self.by_place, shares_tensors=settings.shares_tensors),
         )
         self._setting = self._payload.add(_setting_of_parent(self._payload, settings))
