@@ -47,6 +47,8 @@ PROGRAMS = {
     "etcd": "etcd-server",
     "ip": "iproute2",
     "munged": "munge",
+    "ssh": "openssh-client",
+    "sshd": "openssh-server",
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
     "srun": "slurm-client",

@@ -1,0 +1,127 @@
+"""A channel that is the standard input and output of a program: of ssh, of srun."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+# How long a program that lost its agent may take to say why, and to go.
+_TO_SAY_WHY = 2.0
+# What a login shell, a scheduler and an interpreter say at most; the end of it counts.
+_LAST_BYTES = 8192
+
+# From the code that the program ended with, None if it runs, and its last words.
+Explain = Callable[[int | None, str], str]
+
+
+class SharedDeadline:
+    """When all channels of a group must have ended: counts from the first one that is closed."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._end: float | None = None
+
+    def seconds_left(self) -> float:
+        """How long one may still wait."""
+        with self._lock:
+            if self._end is None:
+                self._end = time.monotonic() + self._seconds
+            return max(0.0, self._end - time.monotonic())
+
+
+class ProgramChannel:
+    """A program that carries our bytes to an agent and back.
+
+    Attributes:
+        host: The node's name, for people.
+        address: Where ranks on other nodes reach it; None to have its agent find out.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        command: Sequence[str],
+        *,
+        address: str | None = None,
+        environ: Mapping[str, str] | None = None,
+        deadline: SharedDeadline,
+        explain: Explain,
+    ) -> None:
+        """Start the program; raises OSError if there is none."""
+        self.host, self.address = host, address
+        self._deadline, self._explain = deadline, explain
+        self._lock = threading.Lock()
+        self._is_closed = False
+        # A file and no pipe: nobody has to read it, and it may be held by one that stays on,
+        # as a shared connection of ssh does.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the channel
+        try:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._said,
+                env=environ,
+                bufsize=0,
+                # Ctrl-C in the terminal is for the driver, which stops the ranks by itself.
+                start_new_session=True,
+            )
+        except BaseException:
+            self._said.close()
+            raise
+
+    def read_fileno(self) -> int:
+        """A descriptor with what the agent writes."""
+        assert self._process.stdout is not None
+        return self._process.stdout.fileno()
+
+    def write_fileno(self) -> int:
+        """A descriptor for what the agent reads."""
+        assert self._process.stdin is not None
+        return self._process.stdin.fileno()
+
+    def why_lost(self) -> str:
+        """What the program said at last."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_TO_SAY_WHY)
+        with self._lock:
+            if self._is_closed:
+                return ""
+            size = os.fstat(self._said.fileno()).st_size
+            words = os.pread(self._said.fileno(), _LAST_BYTES, max(0, size - _LAST_BYTES))
+        return self._explain(self._process.poll(), words.decode(errors="replace").strip())
+
+    def kill(self) -> None:
+        """Cut the connection: the agent finds its input at an end."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
+    def close(self) -> None:
+        """Let go of the descriptors; wait for the end of the program, at last by force."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        for stream in (self._process.stdin, self._process.stdout, self._said):
+            stream.close()
+        try:
+            self._process.wait(self._deadline.seconds_left())
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def close_all(channels: Sequence[ProgramChannel]) -> None:
+    """End those that were started before one could not be."""
+    for channel in channels:
+        channel.kill()
+    for channel in channels:
+        channel.close()
