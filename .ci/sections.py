@@ -42,8 +42,9 @@ SECTIONS = {
     "package": "wheel and source distribution",
     "quickstart": "the README's first command",
 }
-# Programs that tests of jobs on many machines need, and Debian's package of each.
+# Programs that tests of pages and of jobs on many machines need, and Debian's package of each.
 PROGRAMS = {
+    "chromium": "chromium",
     "etcd": "etcd-server",
     "ip": "iproute2",
     "munged": "munge",

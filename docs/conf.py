@@ -49,6 +49,7 @@ howto/numpy
 parallel
 howto/notebooks
 howto/logs
+howto/trace
 howto/supervise
 howto/devices-and-nodes
 launch

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import live_view
+import trace_picture
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -42,6 +43,8 @@ def main(folder: Path) -> None:
     draw(folder / "testing.svg", "pytest", run(test, "test_train.py", options))
     draw(folder / "doctor.svg", "rankspawn doctor", imagined_report())
     draw(folder / "live-view.svg", "rankspawn.spawn(..., progress=True)", live_view.record(WIDTH))
+    if not trace_picture.draw_trace(folder / "trace.png"):
+        print("!!!!! NO PICTURE OF A TRACE: it needs Chromium (Debian: chromium) !!!!!")
 
 
 def snippet_after(page: str, heading: str) -> str:

@@ -75,6 +75,10 @@ class CommonOptions(TypedDict, total=False):
     """Called with a rank and what it said with ``rankspawn.report``, by whoever waits for the
     ranks; see ``rankspawn.Steps``."""
 
+    trace: str | os.PathLike[str] | None
+    """A file that shows afterwards what happened: ``run.html``, a page for a browser, or
+    ``run.json`` for Perfetto and Chrome."""
+
     debug: SupportsIndex | None
     """The rank that gets the terminal, for ``breakpoint()``."""
 

@@ -56,6 +56,7 @@ class SpawnOptions:
     prefix: str | None = None
     progress: bool = False
     on_report: Callable[[int, Any], object] | None = None
+    trace: str | None = None
     debug: int | None = None
     preload: tuple[str, ...] = ()
     max_restarts: int = 0
@@ -254,6 +255,12 @@ def _available(start_method: str) -> str:
     return start_method
 
 
+def _trace(name: str, value: Any) -> str:
+    from rankspawn.trace.request import read_trace
+
+    return read_trace(name, value)
+
+
 def _limit(seconds: float) -> float | None:
     """No limit, for an infinite one."""
     return None if seconds == float("inf") else seconds
@@ -281,6 +288,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "prefix": lambda name, value: read.read_text(name, value, may_be_empty=True),
     "progress": read.read_flag,
     "on_report": read.read_callable,
+    "trace": _trace,
     "debug": lambda name, value: read.read_count(name, value, least=0),
     "preload": read.read_modules,
     "max_restarts": lambda name, value: read.read_count(name, value, least=0),

@@ -28,6 +28,7 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.plan.topology import Topology
     from rankspawn.supervise.group import Spectator
+    from rankspawn.trace.recorder import Recorder
     from rankspawn.view.request import ShowRequest
     from rankspawn.view.sources import Place
     from rankspawn.workers.agent_store import AgentStore
@@ -60,6 +61,9 @@ def spawn_ranks(
     check_rank_args(options, job.resources.nprocs)
     func = check_func(func, arguments, options)
     spectators = _spectators(job)
+    recorder = None if options.trace is None else _recorder(func, job)
+    if recorder is not None:
+        spectators.append(recorder)
     if job.resources.warning:
         warn_caller(job.resources.warning, UserWarning)
     if (ignored := ignored_ips(options, os.environ)) is not None:
@@ -81,7 +85,9 @@ def spawn_ranks(
     start = _starter(task, job, settings)
     # Who asks whether it is one of Paddle's is told so.
     make = also(MultiprocessContext, "paddle.distributed.spawn", "MultiprocessContext")
-    return start_context(start, _policy(options), join=bool(join), spectators=spectators, make=make)
+    return start_context(
+        start, _policy(options, recorder), join=bool(join), spectators=spectators, make=make
+    )
 
 
 def refuse_while_loading() -> None:
@@ -103,7 +109,7 @@ def _settings(options: SpawnOptions, *, daemon: bool) -> StartSettings:
         deadline,
         log_dir,
         captures=shown is not None and shown.captures,
-        looked_at=options.progress or options.on_report is not None,
+        looked_at=options.progress or (options.on_report, options.trace) != (None, None),
         debug_rank=options.debug,
     )
 
@@ -139,6 +145,17 @@ def _spectators(job: Job) -> list[Spectator]:
 
         spectators.append(LentTerminal(options.debug))
     return spectators
+
+
+def _recorder(func: Callable[..., Any], job: Job) -> Recorder:
+    """Who writes the trace that was asked for."""
+    from rankspawn.trace.recorder import Recorder
+    from rankspawn.trace.request import describe_run, place_trace
+
+    assert job.options.trace is not None
+    path = place_trace(job.options.trace, node_rank=job.topology.node_rank)
+    name = getattr(func, "__qualname__", type(func).__name__)
+    return Recorder(path, _places(job), describe_run(str(name)))
 
 
 def _places(job: Job) -> list[Place]:
@@ -207,12 +224,12 @@ def _make_store(topology: Topology, port: int) -> AgentStore | None:
 def _descriptors_per_rank(options: SpawnOptions) -> int:
     """How many this process has open for each rank."""
     if _show_request(options):  # also its output, and a copy of that
-        return 5
+        return 5 if options.trace is None else 6
     # A port, a sentinel and an outcome; a log while it is being started.
-    return 3 if options.log_dir is None else 4
+    return 3 if options.log_dir is None else 4 if options.trace is None else 5
 
 
-def _policy(options: SpawnOptions) -> SupervisionPolicy:
+def _policy(options: SpawnOptions, recorder: Recorder | None) -> SupervisionPolicy:
     return SupervisionPolicy(
         options.grace_period,
         options.timeout,
@@ -220,4 +237,5 @@ def _policy(options: SpawnOptions) -> SupervisionPolicy:
         interrupts_reach_workers=options.debug is None,
         on_report=options.on_report,
         stops_on_failure=options.on_failure == "stop",
+        on_answer=None if recorder is None else recorder.note_answer,
     )

@@ -55,6 +55,8 @@ class SupervisionPolicy:
     on_report: Callable[[int, Steps], object] | None = None
     # False: the others go on when a rank fails, and all failures are raised in the end.
     stops_on_failure: bool = True
+    # Called with the answer, None for success, before spectators finish for the last time.
+    on_answer: Callable[[BaseException | None], None] | None = None
     # Called before a group is stopped because a rank failed.
     before_stop: Callable[[Group], None] | None = None
 
@@ -352,6 +354,8 @@ class Supervisor:
                     errors = [self._make_error(group, index) for index in bad if not lost]
                     error = self._one_error([*lost, *errors])
             self.error = error
+            if self.policy.on_answer is not None:
+                self.policy.on_answer(error)
         finally:
             group.close()
         try:
