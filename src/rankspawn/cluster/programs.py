@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+
+from rankspawn.descriptors import Owned
 
 # How long a program that lost its agent may take to say why, and to go.
 _TO_SAY_WHY = 2.0
@@ -61,30 +64,32 @@ class ProgramChannel:
         # A file and no pipe: nobody has to read it, and it may be held by one that stays on,
         # as a shared connection of ssh does.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the channel
+        ours, theirs = socket.socketpair()
+        # A process that is forked here must not keep an agent that this one has left.
+        self._socket = Owned(ours.detach())
         try:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._said,
-                env=environ,
-                bufsize=0,
-                # Ctrl-C in the terminal is for the driver, which stops the ranks by itself.
-                start_new_session=True,
-            )
+            with theirs:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=self._said,
+                    env=environ,
+                    # Ctrl-C in the terminal is for the driver, which stops the ranks by itself.
+                    start_new_session=True,
+                )
         except BaseException:
+            self._socket.close()
             self._said.close()
             raise
 
     def read_fileno(self) -> int:
-        """A descriptor with what the agent writes."""
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+        """The socket."""
+        return self._socket.fileno()
 
     def write_fileno(self) -> int:
-        """A descriptor for what the agent reads."""
-        assert self._process.stdin is not None
-        return self._process.stdin.fileno()
+        """The socket."""
+        return self._socket.fileno()
 
     def why_lost(self) -> str:
         """What the program said at last."""
@@ -108,15 +113,9 @@ class ProgramChannel:
             if self._is_closed:
                 return
             self._is_closed = True
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        for stream in (self._process.stdin, self._process.stdout, self._said):
-            stream.close()
-        try:
-            self._process.wait(self._deadline.seconds_left())
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._socket.close()
+        self._said.close()
+        end(self._process, self._deadline.seconds_left())
 
 
 def close_all(channels: Sequence[ProgramChannel]) -> None:
@@ -125,3 +124,12 @@ def close_all(channels: Sequence[ProgramChannel]) -> None:
         channel.kill()
     for channel in channels:
         channel.close()
+
+
+def end(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Reap a program that is about to end; after these seconds by force."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
