@@ -50,6 +50,7 @@ parallel
 howto/notebooks
 howto/logs
 howto/trace
+howto/look
 howto/supervise
 howto/devices-and-nodes
 launch

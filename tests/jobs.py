@@ -106,6 +106,13 @@ def sleep_for_ever() -> None:
         time.sleep(0.2)
 
 
+def report_and_wait() -> None:
+    """Say something in every way, and wait to be stopped."""
+    print("here is", rank(), flush=True)
+    rankspawn.report(rank(), 10, loss=0.5)
+    sleep_for_ever()
+
+
 def never_wake_up() -> None:
     """For those who count wake-ups; only the default action of a signal ends it for sure."""
     while True:

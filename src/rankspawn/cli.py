@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The exit code of the command, which is run with these arguments or the process's own."""
     arguments = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     try:
-        code = _doctor(as_json=arguments.json)
+        code = _run(arguments)
         # Here, where the error can be caught, and not when the interpreter ends.
         sys.stdout.flush()
     except BrokenPipeError:  # `rankspawn doctor | head`
@@ -30,8 +30,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "doctor":
+        return _doctor(as_json=arguments.json)
+    from rankspawn.inspect.commands import run
+
+    return run(arguments)
+
+
 def _parser() -> argparse.ArgumentParser:
-    """The parser of the command line, with its one subcommand."""
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="rankspawn",
         description="Tools around rankspawn.spawn. To run a script once per device, see rankrun.",
@@ -46,7 +54,63 @@ def _parser() -> argparse.ArgumentParser:
         "Exit code 1 if spawn would fail.",
     )
     of_doctor.add_argument("--json", action="store_true", help="the same for programs")
+    _add_inspection(commands)
     return parser
+
+
+def _add_inspection(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """What looks at running jobs, see ``rankspawn.inspect``."""
+    whose = "Sees groups of spawn and jobs of rankrun of this user, on this machine."
+    ps = commands.add_parser(
+        "ps",
+        help="list what runs",
+        description=f"List every running job: what it runs, its ranks, what they take and report. "
+        f"{whose}",
+    )
+    ps.add_argument("--json", action="store_true", help="the same for programs")
+    top = commands.add_parser(
+        "top", help="the live table of a job", description=f"Show a job's ranks live. {whose}"
+    )
+    top.add_argument("--interval", type=_seconds, metavar="S", help="seconds between two looks")
+    stacks = commands.add_parser(
+        "stacks",
+        help="where every rank is",
+        description="Show the Python stacks of every rank, the one that differs first. Ranks are "
+        f"not disturbed. Programs of rankrun are looked into by py-spy, if that is there. {whose}",
+    )
+    logs = commands.add_parser(
+        "logs", help="what the ranks printed", description=f"Show the logs of a job. {whose}"
+    )
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the ranks end")
+    stop = commands.add_parser(
+        "stop",
+        help="end a job",
+        description="Send SIGTERM to the process that started the job, which ends its ranks and "
+        f"then itself; kill what is left when the time is over. {whose}",
+    )
+    stop.add_argument(
+        "--grace",
+        type=_seconds,
+        metavar="S",
+        help="seconds until what is left is killed; default: the job's own grace period, and 5 s",
+    )
+    for command in (stacks, logs):
+        command.add_argument("--rank", type=int, metavar="N", help="of this rank only")
+    for command in (top, stacks, logs, stop):
+        command.add_argument(
+            "job",
+            nargs=None if command is stop else "?",
+            metavar="JOB",
+            help="the first letters of its name in ps, or the number of one of its processes"
+            + ("" if command is stop else "; not needed if one runs"),
+        )
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds")
+    return seconds
 
 
 def _doctor(*, as_json: bool) -> int:

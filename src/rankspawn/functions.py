@@ -25,6 +25,13 @@ _GENERATOR, _COROUTINE, _ASYNC_GENERATOR = 0x20, 0x80, 0x200
 _DEEPEST = 8
 
 
+def name_of(func: Callable[..., Any]) -> str:
+    """What people call a function."""
+    inner = func.func if isinstance(func, partial) else func
+    name = getattr(inner, "__qualname__", None)
+    return name if isinstance(name, str) else type(inner).__name__
+
+
 def check_func(
     func: Callable[..., Any], args: Sequence[Any], options: SpawnOptions
 ) -> Callable[..., Any]:
@@ -38,7 +45,7 @@ def check_func(
     Raises:
         TypeError: It is a generator function, or wants a rank that nobody gives to it.
     """
-    name = getattr(func, "__name__", type(func).__name__)
+    name = name_of(func)
     code = _code_of(func)
     flags = 0 if code is None else code.co_flags
     if flags & (_GENERATOR | _ASYNC_GENERATOR):

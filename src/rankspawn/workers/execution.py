@@ -11,7 +11,7 @@ import subprocess
 from contextlib import contextmanager
 
 from rankspawn.values import dataclass, field
-from rankspawn.workers.group import WorkerGroup, assemble
+from rankspawn.workers.assembling import assemble
 from rankspawn.workers.logs import open_log
 from rankspawn.workers.marker import VARIABLE, variable_value
 from rankspawn.workers.meeting import MEETING_VARIABLE
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from rankspawn.descriptors import Closable, Owned
     from rankspawn.workers.agent_store import AgentStore
+    from rankspawn.workers.group import WorkerGroup
     from rankspawn.workers.popen import WorkerPopen
 
 

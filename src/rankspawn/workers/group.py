@@ -15,18 +15,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from rankspawn.descriptors import Owned, Waker, close_in_forks
+from rankspawn.descriptors import Waker, close_in_forks
 from rankspawn.handlers import handlers_held, handlers_let_through, let_handlers_through
 from rankspawn.interrupts import patiently, wait_patiently, woken_by_signals
 from rankspawn.machine import OomCounts, describe_oom_kills, read_oom_counts
 from rankspawn.supervise.outcome import STATES, Outcome, failures_in
-from rankspawn.workers.guardian import Guarded, Guardian
-from rankspawn.workers.marker import kill_marked, new_mark
-from rankspawn.workers.meeting import MeetingPlace, write_entries
-from rankspawn.workers.running import close_forgotten, running
+from rankspawn.workers.running import running
 from rankspawn.workers.teardown import (
     describe_unreached,
-    kill_started,
     kill_workers,
     stop_workers,
 )
@@ -348,54 +344,3 @@ class WorkerGroup:
         )
         self.outcomes[index] = outcome
         self.has_failed = self.has_failed or outcome.is_failure
-
-
-def assemble(
-    start: Callable[[str, str, Owned, list[Worker]], None],
-    *,
-    grace: float,
-    resources: Sequence[Closable] = (),
-    store: AgentStore | None = None,
-) -> WorkerGroup:
-    """Have workers started, watched over in case this process dies; all of them, or none.
-
-    Args:
-        start: Starts them; it gets the mark that each must carry, where they can meet, an
-            eventfd that a failing one may write to, and a list for those that run.
-        grace: Seconds that they get to end, if this process dies.
-        resources: What they need while they run; closed with the group.
-        store: A process that they need; started before them, closed with the group.
-
-    Raises:
-        Exception: Whatever ``start`` raised; those that it had started were killed.
-    """
-    close_forgotten()
-    mark = new_mark()
-    # Whatever happens to a worker happens later than this.
-    began_ns, oom_before = time.monotonic_ns(), read_oom_counts()
-    closables: list[Closable] = [*resources]
-    workers: list[Worker] = []
-    try:
-        event = Waker()
-        closables.append(event)
-        # Before the first worker, so that there is no moment without it.
-        guardian = Guardian(mark, grace)
-        closables.append(guardian)
-        meeting = MeetingPlace()
-        closables.append(meeting)
-        if store is not None:
-            closables.append(store)
-            guardian.watch(store.start(mark))
-        workers = Guarded(guardian)
-        start(mark, meeting.address, event, workers)
-        write_entries(meeting.fileno(), [worker.popen.pid for worker in workers])
-        group = WorkerGroup(workers, mark, event, began_ns, oom_before, closables, grace, store)
-        running.add(group)
-    except BaseException:
-        kill_started(workers)
-        for closable in reversed(closables):
-            closable.close()
-        # Last, because it needs descriptors, and there may have been too few of them.
-        kill_marked(mark)
-        raise
-    return group

@@ -15,13 +15,48 @@ from rankspawn.descriptors import Owned, anonymous_file
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 # Where ranks meet: the process that has the file, its number there, its device and inode.
 MEETING_VARIABLE = "RANKSPAWN_MEETING"
 # The file begins with a page of 64-bit words: one that is the number of processes once all are
 # listed, then two for each of them: its id, and a time at which it ran already.
 LISTED_AT, FIRST_ENTRY_AT, ENTRY = 0, 64, 16
+
+
+# What the files of a group and of a rank are called. The links in /proc/<pid>/fd show these names,
+# to this user and nobody else and as long as the process has the file: so a group can be found
+# from outside (inspect/labels.py reads them), without a file that a crash would leave.
+GROUP_FILE, RANK_FILE = "rankspawn-meeting", "rankspawn-outcome"
+# Of the mark there is a part only: who has a file mapped whose name holds the whole of it is taken
+# for one of the job. It tells when it was made, and enough of what is random.
+_PART_OF_MARK = 24
+# A name in memory may have 249 bytes, and one in a folder not many more.
+_LONGEST = 100
+
+
+def group_name(mark: str, grace: float, what: str) -> str:
+    """The name of a group's meeting place.
+
+    Args:
+        mark: The group's.
+        grace: Seconds that its workers get to end.
+        what: The function that it runs; empty for programs.
+    """
+    return f"{GROUP_FILE}:{os.getpid()}:{mark[:_PART_OF_MARK]}:{grace:g}:{_plain(what)}:"
+
+
+def rank_name(mark: str, index: int, rank: int, changes: Mapping[str, str | None]) -> str:
+    """The name of a rank's outcome file; ``changes`` are those of its environment."""
+    device = (changes.get("RANKSPAWN_DEVICE_TYPE"), changes.get("RANKSPAWN_DEVICE"))
+    words = " ".join(word for word in device if word)
+    return f"{RANK_FILE}:{mark[:_PART_OF_MARK]}:{index}:{rank}:{_plain(words)}:"
+
+
+def _plain(text: str) -> str:
+    """A text that may stand between colons in the name of a file."""
+    text = text.encode("ascii", "replace").decode().replace(":", ";").replace("/", "|")
+    return text[:_LONGEST]
 
 
 class MeetingPlace(Owned):
@@ -33,8 +68,8 @@ class MeetingPlace(Owned):
 
     __slots__ = ("address",)
 
-    def __init__(self) -> None:
-        super().__init__(anonymous_file("rankspawn-meeting"))
+    def __init__(self, name: str = GROUP_FILE) -> None:
+        super().__init__(anonymous_file(name))
         os.fchmod(self._fd, 0o600)
         status = os.fstat(self._fd)
         self.address: str = f"{os.getpid()}:{self._fd}:{status.st_dev}:{status.st_ino}"

@@ -68,14 +68,15 @@ _HIGHEST_CODE = 255
 NO_REPORT = Header(0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
-def make_outcome_file(flags: int, event_number: int) -> Owned:
+def make_outcome_file(name: str, flags: int, event_number: int) -> Owned:
     """A new file, with what the worker has to know from it.
 
     Args:
+        name: What it is called; see ``meeting.rank_name``.
         flags: What is to be different from usual.
         event_number: What tells the failure event from others.
     """
-    file = Owned(anonymous_file("rankspawn-outcome"))
+    file = Owned(anonymous_file(name))
     words = [flags, event_number, file.fileno(), os.getpid()]
     os.pwrite(file.fileno(), pack_words(words), HEADER_WORDS * WORD)
     return file

@@ -29,9 +29,23 @@ from rankspawn.workers.report import (
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from typing import Protocol
 
     from rankspawn.workers.group import WorkerGroup
-    from rankspawn.workers.popen import WorkerPopen
+
+    class Asking(Protocol):
+        """A process that can be asked, ours or another parent's."""
+
+        @property
+        def pid(self) -> int:
+            """Its number."""
+
+        def poll(self) -> int | None:
+            """None while it runs."""
+
+        def send_signal(self, number: int) -> None:
+            """Send a signal."""
+
 
 # A dump takes a millisecond; a rank on a loaded machine may have to wait for a CPU first.
 _AT_MOST_SECONDS = 2.0
@@ -91,7 +105,7 @@ NO_ROOM = (
 class Asked:
     """A rank that was asked for its stacks."""
 
-    popen: WorkerPopen
+    popen: Asking
     fd: int
     start: int
     size: int = 0
@@ -144,27 +158,14 @@ class Asked:
 
 def collect_stacks(group: WorkerGroup) -> dict[int, str]:
     """Rank to the stacks of all its threads, for the ranks that run."""
-    asked: dict[int, Asked] = {}
-    stacks: dict[int, str] = {}
     files: dict[int, int] = {}
     try:
         group.copy_outcome_files(files)
-        for index, fd in sorted(files.items()):
-            worker = group.workers[index]
-            stacks[worker.rank] = NO_ANSWER
-            header, pid = read_header(fd), worker.popen.pid
-            if header.stage < STARTED or not STACKS_SIGNAL or not _has_handler(pid, STACKS_SIGNAL):
-                continue
-            limit = file_limit(pid)
-            if limit is not None and limit <= STACKS_AT:
-                stacks[worker.rank] = NO_ROOM.format(limit=limit)
-            elif not _is_same_file(fd, f"/proc/{pid}/fd/{header.stacks_fd}"):
-                stacks[worker.rank] = DESCRIPTOR_GONE
-            else:
-                asked[worker.rank] = Asked(worker.popen, fd, _size(fd))
-                worker.popen.send_signal(STACKS_SIGNAL)
-        _wait_until_written(list(asked.values()))
-        stacks |= {number: rank.text() for number, rank in asked.items()}
+        ranks = {
+            group.workers[index].rank: (group.workers[index].popen, fd)
+            for index, fd in files.items()
+        }
+        stacks = ask(ranks)
     finally:
         for fd in files.values():
             os.close(fd)
@@ -173,17 +174,46 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
     return {rank: said.get(rank, "") + text for rank, text in stacks.items()}
 
 
-def say_who_waits(pids: Mapping[int, int], ranks: Iterable[int]) -> dict[int, str]:
+def ask(ranks: Mapping[int, tuple[Asking, int]]) -> dict[int, str]:
+    """Rank to the stacks of all its threads; it may be anybody's of this user.
+
+    Args:
+        ranks: Rank to its process, and a descriptor of the file in which it reports.
+    """
+    asked: dict[int, Asked] = {}
+    stacks: dict[int, str] = {}
+    for rank, (process, fd) in sorted(ranks.items()):
+        stacks[rank] = NO_ANSWER
+        header, pid = read_header(fd), process.pid
+        if header.stage < STARTED or not STACKS_SIGNAL or not _has_handler(pid, STACKS_SIGNAL):
+            continue
+        limit = file_limit(pid)
+        if limit is not None and limit <= STACKS_AT:
+            stacks[rank] = NO_ROOM.format(limit=limit)
+        elif not _is_same_file(fd, f"/proc/{pid}/fd/{header.stacks_fd}"):
+            stacks[rank] = DESCRIPTOR_GONE
+        else:
+            asked[rank] = Asked(process, fd, _size(fd))
+            process.send_signal(STACKS_SIGNAL)
+    _wait_until_written(list(asked.values()))
+    return stacks | {number: rank.text() for number, rank in asked.items()}
+
+
+def say_who_waits(
+    pids: Mapping[int, int], ranks: Iterable[int], parent: int | None = None
+) -> dict[int, str]:
     """Rank to a paragraph: in which collective it waits and for whom, or who waits for it.
 
     Args:
         pids: Rank to its process, of all ranks.
         ranks: Those to speak of.
+        parent: Who started them; None for this process.
     """
     from rankspawn.parallel.looking import awaited, stragglers, waiting
 
-    found = waiting(pids, [os.getpid()])
-    held_up, so_far = awaited(found), stragglers(pids, [os.getpid()])
+    holders = [os.getpid() if parent is None else parent]
+    found = waiting(pids, holders)
+    held_up, so_far = awaited(found), stragglers(pids, holders)
     said = {}
     for rank in ranks:
         if rank in found:

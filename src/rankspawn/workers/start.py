@@ -20,16 +20,18 @@ from multiprocessing import process as mp_process
 from typing import Any, Protocol
 
 from rankspawn.descriptors import Owned
+from rankspawn.functions import name_of
 from rankspawn.handlers import is_from_handler
 from rankspawn.interrupts import sigint_let_through
 from rankspawn.portable import is_portable
 from rankspawn.supervise.context import RankProcess
 from rankspawn.values import dataclass, field
+from rankspawn.workers.assembling import assemble
 from rankspawn.workers.child import Boot, current_folder
-from rankspawn.workers.group import WorkerGroup, assemble
+from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.logs import Output, open_output
 from rankspawn.workers.marker import VARIABLE, variable_value
-from rankspawn.workers.meeting import MEETING_VARIABLE
+from rankspawn.workers.meeting import MEETING_VARIABLE, rank_name
 from rankspawn.workers.outcome_file import make_outcome_file
 from rankspawn.workers.own_children import chosen_method
 from rankspawn.workers.payload import Inheritance, Payload, write_payload
@@ -262,7 +264,8 @@ def start_group(
 
     # Before the start: a worker may fail, and this process leave, before anybody joins.
     settle_at_exit()
-    return assemble(start, grace=grace, resources=resources, store=store)
+    what = name_of(task.func)
+    return assemble(start, grace=grace, what=what, resources=resources, store=store)
 
 
 def start_workers(
@@ -304,6 +307,7 @@ def start_workers(
         make_spec = partial(
             _make_spec,
             settings,
+            mark,
             event_number=read_event_number(failure_event.fileno()),
             is_restart=is_restart,
         )
@@ -331,6 +335,7 @@ def start_workers(
 
 def _make_spec(
     settings: StartSettings,
+    mark: str,
     rank: int,
     index: int,
     changes: Mapping[str, str | None],
@@ -338,7 +343,8 @@ def _make_spec(
     event_number: int,
     is_restart: bool,
 ) -> WorkerSpec:
-    outcome_file = make_outcome_file(_flags(settings, rank), event_number)
+    name = rank_name(mark, index, rank, changes)
+    outcome_file = make_outcome_file(name, _flags(settings, rank), event_number)
     has_terminal = rank == settings.debug_rank
     if has_terminal or (settings.log_dir is None and not settings.captures):
         output = Output()  # to where this process's own goes

@@ -1,0 +1,1 @@
+"""``rankspawn ps``, ``top``, ``stacks``, ``logs``, ``stop``: running jobs seen from outside."""

@@ -1,0 +1,120 @@
+"""Where the ranks of a job are: asked as their parent asks, or by py-spy.
+
+A rank of ``spawn`` answers a signal by writing to the file in which it reports, which this user can
+open at its parent. A program that ``rankrun`` started has no such file, and need not be Python's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from contextlib import suppress
+
+from rankspawn.workers.marker import open_process, send, wait_for_ends
+from rankspawn.workers.stacks import ask, say_who_waits
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankspawn.inspect.finding import RankSeen, RunningJob
+
+_NO_PY_SPY = (
+    "(not known: a program of rankrun is looked into by py-spy, which is not installed here: "
+    "pip install py-spy)\n"
+)
+_ENDED = "(it has ended)\n"
+_PY_SPY_SECONDS = 30.0
+_FRAME = re.compile(r"^\s+(.+?) \((.+):(\d+)\)$")
+
+
+class Stranger:
+    """A process of this user, whoever has started it, held so that it stays the same."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid: int = pid
+        self._handle = open_process(pid)
+
+    def poll(self) -> int | None:
+        """None while it runs."""
+        return 0 if wait_for_ends([self._handle], 0.0) else None
+
+    def wait(self, deadline: float) -> bool:
+        """Wait for its end; False if it runs when the (monotonic) time has come."""
+        return wait_for_ends([self._handle], deadline)
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; nothing happens if it ended."""
+        send(self._handle, number)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._handle)
+
+
+def stacks_of(job: RunningJob, ranks: Sequence[RankSeen]) -> dict[int, str]:
+    """Rank to where it is: the Python stacks of all its threads, or why they are not known."""
+    stacks = {rank.rank: _ENDED for rank in ranks if not rank.is_alive}
+    running = [rank for rank in ranks if rank.is_alive]
+    stacks |= _ask([rank for rank in running if rank.file is not None])
+    for rank in running:
+        if rank.file is None:
+            stacks[rank.rank] = _ask_py_spy(rank.pid)
+    pids = {rank.rank: rank.pid for rank in job.ranks}
+    said = say_who_waits(pids, [rank.rank for rank in running], job.parent)
+    return {rank: said.get(rank, "") + stacks[rank] for rank in sorted(stacks)}
+
+
+def _ask(ranks: Sequence[RankSeen]) -> dict[int, str]:
+    asked: dict[int, tuple[Stranger, int]] = {}
+    held: list[Stranger] = []
+    files: list[int] = []
+    try:
+        for rank in ranks:
+            with suppress(OSError):  # it has ended
+                held.append(Stranger(rank.pid))
+                files.append(os.open(rank.file or "", os.O_RDONLY | os.O_CLOEXEC))
+                asked[rank.rank] = (held[-1], files[-1])
+        return {rank.rank: _ENDED for rank in ranks} | ask(asked)
+    finally:
+        for stranger in held:
+            stranger.close()
+        for fd in files:
+            os.close(fd)
+
+
+def _ask_py_spy(pid: int) -> str:
+    program = shutil.which("py-spy")
+    if program is None:
+        return _NO_PY_SPY
+    try:
+        done = subprocess.run(
+            [program, "dump", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PY_SPY_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"(not known: py-spy: {error})\n"
+    if done.returncode:
+        return f"(not known: py-spy says: {' '.join(done.stderr.split())})\n"
+    return as_faulthandler(done.stdout)
+
+
+def as_faulthandler(text: str) -> str:
+    """py-spy's dump in the form that stacks have here: main thread last, an empty line between."""
+    threads: list[list[str]] = []
+    for line in text.splitlines():
+        if line.startswith("Thread "):
+            threads.append([line + " (most recent call first):"])
+        elif threads and (frame := _FRAME.match(line)):
+            function, file, number = frame.groups()
+            threads[-1].append(f'  File "{file}", line {number} in {function}')
+    if not threads:
+        return text
+    return "\n\n".join("\n".join(thread) for thread in reversed(threads)) + "\n"

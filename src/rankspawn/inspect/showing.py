@@ -1,0 +1,138 @@
+"""What a job does, as it goes on: its live table, and its logs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from contextlib import ExitStack, suppress
+
+from rankspawn.descriptors import Owned, write_patiently
+from rankspawn.inspect.finding import RunningJob, find_jobs
+from rankspawn.inspect.tables import headline, job_rows
+from rankspawn.inspect.usage import TreeMeter
+from rankspawn.view.ranks import plain_lines
+from rankspawn.workers.tail import Growth, Tail
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rankspawn.inspect.finding import RankSeen
+
+_TABLE_SECONDS, _LINES_SECONDS = 1.0, 5.0
+# How often it is looked whether anybody is left who might write.
+_LOOK_SECONDS = 0.5
+
+
+def show_top(job: RunningJob, interval: float | None) -> None:
+    """Show the job's ranks over and over, until it ends or somebody interrupts."""
+    if sys.stdout.isatty():
+        with suppress(ImportError):
+            _show_table(job, interval or _TABLE_SECONDS)
+            return
+    for now, meter in _looks(job, interval or _LINES_SECONDS):
+        usage = meter.look(rank.pid for rank in now.ranks)
+        _say("\n".join(plain_lines(job_rows(now, usage), time.time() - now.started)))
+
+
+def _show_table(job: RunningJob, interval: float) -> None:
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    from rankspawn.view.live import make_table
+
+    console = Console()
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        for now, meter in _looks(job, interval):
+            usage = meter.look(rank.pid for rank in now.ranks)
+            rows = job_rows(now, usage)
+            size = console.size
+            table = make_table(rows, time.time() - now.started, size.width, size.height - 2)
+            live.update(Group(headline(now), table), refresh=True)
+
+
+def _looks(job: RunningJob, interval: float) -> Iterator[tuple[RunningJob, TreeMeter]]:
+    """The job as it is now, as long as it runs; a restart of it is the same job."""
+    meter = TreeMeter()
+    meter.look(rank.pid for rank in job.ranks)
+    now: RunningJob | None = job
+    while now is not None:
+        yield now, meter
+        time.sleep(interval)
+        now = _again(now)
+    _say(f"job {job.id} has ended")
+
+
+def _again(job: RunningJob) -> RunningJob | None:
+    jobs = [each for each in find_jobs() if each.parent == job.parent]
+    same = [each for each in jobs if each.id == job.id]
+    # After a restart it has another name, but the same parent and what it runs.
+    return next((each for each in [*same, *jobs] if each.what == job.what), None)
+
+
+def show_logs(ranks: Sequence[RankSeen], *, follow: bool) -> None:
+    """Copy what the ranks have printed; with ``follow`` also what they print, until they end."""
+    with ExitStack() as stack:
+        paths = Counter(rank.log for rank in ranks if rank.log is not None)
+        lines = []
+        for rank in ranks:
+            # A file that all of them print to is copied as it is.
+            if rank.log is not None and paths[rank.log]:
+                own = len(paths) > 1 and paths[rank.log] == 1
+                paths[rank.log] = 0
+                tail = Tail(Owned(os.open(rank.log, os.O_RDONLY | os.O_CLOEXEC)))
+                stack.callback(tail.close)
+                lines.append(_Lines(f"[rank {rank.rank}] " if own else "", tail))
+        for each in lines:
+            each.copy(is_last=not follow)
+        if not follow:
+            return
+        growth = Growth()
+        stack.callback(growth.close)
+        growth.watch_only(paths)
+        pids = [rank.pid for rank in ranks if rank.is_alive]
+        is_over = False
+        while not is_over:
+            growth.wait(_LOOK_SECONDS)
+            # Looked at before what is left is read, or the last words could be missed.
+            is_over = not any(_is_there(pid) for pid in pids)
+            for each in lines:
+                each.copy(is_last=is_over)
+
+
+class _Lines:
+    """One log on its way to standard output, whole lines with a prefix."""
+
+    def __init__(self, prefix: str, tail: Tail) -> None:
+        self._prefix, self._tail, self._rest = prefix.encode(), tail, b""
+
+    def copy(self, *, is_last: bool) -> None:
+        """Write what was added; a line without an end waits for it, unless this is the last."""
+        while chunk := self._tail.read():
+            text = self._rest + chunk
+            end = text.rfind(b"\n") + 1
+            self._rest = text[end:]
+            self._write(text[:end])
+        if is_last and self._rest:
+            self._write(self._rest + b"\n")
+            self._rest = b""
+
+    def _write(self, text: bytes) -> None:
+        data = b"".join(self._prefix + line for line in text.splitlines(keepends=True))
+        sys.stdout.flush()
+        while data:
+            data = data[write_patiently(sys.stdout.fileno(), data) :]
+
+
+def _is_there(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X", b"")
+    except OSError:
+        return False
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - what the command is for

@@ -1,0 +1,250 @@
+"""Groups and jobs that really run, seen from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+import rankspawn
+from rankspawn import MultiprocessContext
+from rankspawn.cli import main
+from rankspawn.inspect import showing
+from rankspawn.inspect.asking import stacks_of
+from rankspawn.inspect.finding import RunningJob, find_jobs
+from tests import jobs, rights
+from tests.jobs import DEADLOCK
+from tests.launch.running import COMMAND, environment, write_script
+
+ME = str(os.getpid())
+
+
+def jobs_of(parent: int) -> list[RunningJob]:
+    return [job for job in find_jobs() if job.parent == parent]
+
+
+@contextmanager
+def waiting(run: Callable[..., MultiprocessContext], **options: object) -> Iterator[RunningJob]:
+    """A group of this process, all of whose ranks have reported and wait."""
+    with run(jobs.report_and_wait, nprocs=2, join=False, **options) as context:
+        deadline = time.monotonic() + DEADLOCK
+        while len(context.reports()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (job,) = jobs_of(os.getpid())
+        yield job
+
+
+def test_a_group_is_seen_with_all_that_it_reports(
+    run: Callable[..., MultiprocessContext], capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with waiting(run, log_dir=str(tmp_path), grace_period=3) as job:
+        assert job.what.startswith("report_and_wait")
+        assert (job.kind, job.grace) == ("spawn", 3.0)
+        assert abs(job.started - time.time()) < DEADLOCK
+        assert [rank.rank for rank in job.ranks] == [0, 1]
+        assert {rank.state for rank in job.ranks} == {"running"}
+
+        assert main(["ps", "--json"]) == 0
+        (data,) = [each for each in json.loads(capfd.readouterr().out) if each["job"] == job.id]
+        assert data["pid"] == os.getpid()
+        first = data["ranks"][0]
+        assert (first["step"], first["total"], first["values"]) == (0.0, 10.0, {"loss": 0.5})
+        assert first["device"] == "cpu"
+        assert first["memory"] > 1 << 20
+        assert first["log"] == str(tmp_path / "workerlog.0")
+
+        assert main(["ps"]) == 0
+        assert f"{job.id}  report_and_wait" in capfd.readouterr().out
+
+        stacks = stacks_of(job, job.ranks)
+        assert sorted(stacks) == [0, 1]
+        assert all("in report_and_wait" in text for text in stacks.values())
+
+        assert main(["logs", ME]) == 0
+        assert sorted(capfd.readouterr().out.splitlines()) == [
+            "[rank 0] here is 0",
+            "[rank 1] here is 1",
+        ]
+        assert main(["logs", ME, "--rank", "1"]) == 0
+        assert capfd.readouterr().out == "here is 1\n"
+        assert main(["stacks", ME, "--rank", "5"]) == 1
+        assert "has no rank 5 on this machine: there are 0, 1" in capfd.readouterr().err
+    assert jobs_of(os.getpid()) == []
+
+
+def test_what_has_no_logs_says_where_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"backend": "cpu", "nprocs": 1, "join": False}
+    with rankspawn.spawn(jobs.sleep_for_ever, tee=True, **options):  # type: ignore[call-overload]
+        assert main(["logs", ME]) == 1
+    assert "keeps no logs" in capsys.readouterr().err
+
+
+def test_a_table_follows_a_job_to_its_end(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = rankspawn.spawn(jobs.sleep_for_ever, nprocs=2, backend="cpu", join=False)
+    looks = []
+
+    def look(_: float) -> None:
+        looks.append(capsys.readouterr().out)
+        if len(looks) == 2:
+            context.terminate()
+
+    monkeypatch.setattr(time, "sleep", look)
+    assert main(["top", ME]) == 0
+    assert "rank 0 (cpu)" in looks[0]
+    assert "has ended" in capsys.readouterr().out
+
+
+def test_the_live_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rankspawn.spawn(jobs.sleep_for_ever, nprocs=1, backend="cpu", join=False) as context:
+        (job,) = jobs_of(os.getpid())
+        monkeypatch.setattr(time, "sleep", lambda _: context.terminate())
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        showing.show_top(job, None)
+    shown = capsys.readouterr().out
+    assert job.id in shown
+    assert "memory" in shown
+
+
+PROGRAM = """
+import signal, sys, time
+import rankspawn
+
+def work(stubborn):
+    if stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.1)
+
+if __name__ == "__main__":
+    stubborn = sys.argv[1] == "stubborn"
+    if stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    rankspawn.spawn(work, args=(stubborn,), nprocs=2, backend="cpu", grace_period=1)
+"""
+
+
+@contextmanager
+def program(folder: Path, how: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program whose two ranks are ready."""
+    path = write_script(folder, PROGRAM)
+    with subprocess.Popen(
+        [sys.executable, str(path), how], env=environment(), stdout=-1, stderr=-1
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert [process.stdout.readline() for _ in range(2)] == [b"ready\n"] * 2
+            yield process
+        finally:
+            process.kill()
+
+
+def runs(pid: int) -> bool:
+    """Whether such a process is there; one that ended and that nobody has reaped is not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_stop_asks_the_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with program(tmp_path, "willing") as process:
+        (job,) = jobs_of(process.pid)
+        assert main(["stop", job.id]) == 0
+        told = capsys.readouterr().out
+        assert told.startswith(f"stopped job {job.id} (work (train.py)): all 2 ranks ended within")
+        assert process.wait(DEADLOCK) == -signal.SIGTERM
+        assert not any(runs(rank.pid) for rank in job.ranks)
+
+
+def test_stop_kills_what_does_not_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with program(tmp_path, "stubborn") as process:
+        (job,) = jobs_of(process.pid)
+        assert main(["stop", job.id, "--grace", "0.1"]) == 0
+        assert "2 of 2 ranks did not end within 0.1 s" in capsys.readouterr().out
+        assert process.wait(DEADLOCK) == 1
+        assert jobs_of(process.pid) == []
+
+
+def test_a_killed_group_is_not_there(tmp_path: Path) -> None:
+    with program(tmp_path, "willing") as process:
+        (job,) = jobs_of(process.pid)
+        process.kill()
+        process.wait(DEADLOCK)
+        assert jobs_of(process.pid) == []
+        deadline = time.monotonic() + DEADLOCK
+        while any(runs(rank.pid) for rank in job.ranks):  # their guardian is at it
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a moment")
+def test_another_user_sees_nothing() -> None:
+    with rankspawn.spawn(jobs.sleep_for_ever, nprocs=1, backend="cpu", join=False):
+        assert jobs_of(os.getpid())
+        read, write = os.pipe()
+        child = os.fork()
+        if not child:  # what follows must not return into pytest
+            try:
+                rights.drop()
+                os.write(write, b"%d" % len(jobs_of(os.getppid())))
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        os.close(write)
+        with os.fdopen(read, "rb") as file:
+            assert file.read() == b"0"
+
+
+SCRIPT = """
+import time
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_job_of_rankrun(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_script(tmp_path, SCRIPT)
+    command = [*COMMAND, "--nproc_per_node", "2", "--device_type", "cpu", "train.py", "--lr", "1"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stdout=-1, stderr=subprocess.DEVNULL
+    ) as launcher:
+        try:
+            assert launcher.stdout is not None
+            while b"ready" not in launcher.stdout.readline():
+                assert launcher.poll() is None
+            (job,) = jobs_of(launcher.pid)
+            assert (job.kind, job.what) == ("rankrun", "train.py --lr 1")
+            assert [(rank.rank, rank.device) for rank in job.ranks] == [(0, "cpu"), (1, "cpu")]
+            assert job.ranks[1].log == str(tmp_path / "log" / "workerlog.1")
+
+            monkeypatch.setenv("PATH", str(tmp_path))
+            assert main(["stacks", job.id]) == 0
+            assert "pip install py-spy" in capsys.readouterr().out
+            py_spy = tmp_path / "py-spy"
+            py_spy.write_text("#!/bin/sh\necho 'Thread 1 (idle)'\necho '    f (a.py:'$3')'\n")
+            py_spy.chmod(0o755)
+            assert main(["stacks", job.id, "--rank", "1"]) == 0
+            pid = job.ranks[1].pid
+            assert f'  File "a.py", line {pid} in f' in capsys.readouterr().out
+
+            assert main(["stop", job.id[:6]]) == 0
+            assert launcher.wait(DEADLOCK) == 128 + signal.SIGTERM
+        finally:
+            launcher.kill()
