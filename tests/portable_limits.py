@@ -33,6 +33,10 @@ LIMITS = {
         # interpreter runs them.
         "::test_all_of_them_at_once[forkserver]",
     ),
+    "there is no process that ranks of tests could be copies of": (
+        "::test_ranks_are_copies_of_a_process_that_has_collected_their_test",
+        "::test_tests_that_cannot_be_copied_get_fresh_processes",
+    ),
     "preload has no effect": (
         "::TestMasks::test_a_preloaded_module_has_the_system_reap_the_workers",
         "::TestTimeout::test_of_a_preload_that_never_ends",

@@ -137,6 +137,9 @@ def forget_exit_functions(finalize: Any) -> None:
         _exit_functions_are_ours = False
     else:
         clear()
+        util: Any = sys.modules.get("multiprocessing.util")
+        if hasattr(util, "_exit_function"):
+            atexit.register(util._exit_function)  # flushes queues
     if hasattr(finalize, "_registry") and hasattr(finalize, "_registered_with_atexit"):
         finalize._registry.clear()
         finalize._registered_with_atexit = False
@@ -297,7 +300,6 @@ class ChildMaker:
             thread._set_native_id()
         util._finalizer_registry.clear()
         util._run_after_forkers()
-        atexit.register(util._exit_function)  # flushes queues
 
 
 class tracker_kept:

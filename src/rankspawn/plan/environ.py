@@ -81,6 +81,15 @@ _PLACE_IN_A_JOB = (
     "HETER_DEVICE_TYPE",
 )
 
+# What a module that is imported before its process has a rank cannot know.
+OF_A_RANK = frozenset(
+    {
+        *_PLACE_IN_A_JOB,
+        *("PADDLE_TRAINERS_NUM", "PADDLE_TRAINER_ENDPOINTS", "MASTER_ADDR", "MASTER_PORT"),
+        "JAX_COORDINATOR_ADDRESS",
+    }
+)
+
 # What srun tells a task of its number. Here the task is a launcher, or a program that spawns, and
 # a rank that believes it takes itself for that: JAX gives all of them the same device.
 _OF_A_SLURM_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_TASK_PID", "SLURM_GTIDS")

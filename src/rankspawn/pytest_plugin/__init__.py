@@ -21,9 +21,12 @@ if TYPE_CHECKING:
     from rankspawn.pytest_plugin.merged_report import MergedReport
     from rankspawn.pytest_plugin.messages import Assignment
     from rankspawn.pytest_plugin.run_ranks import Run
+    from rankspawn.pytest_plugin.warm_process import WarmProcess
 
 ASSIGNMENT: pytest.StashKey[Assignment] = pytest.StashKey()
 """Set in the configuration of a rank's pytest, which runs marked tests like any other."""
+WARM_PROCESS: pytest.StashKey[WarmProcess] = pytest.StashKey()
+"""Set once a test has ranks that may be copies of a warm process."""
 
 _MARKER = (
     "ranks(n, *, timeout, start_method, backend='gloo', ...): run the test once per rank in n "
@@ -43,14 +46,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addini(
         "rankspawn_start_method",
-        "how the ranks of a test are started: spawn, fork or forkserver",
-        default="spawn",
+        "how the ranks of a test are started: warm, spawn, fork or forkserver",
+        default="warm",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known."""
     config.addinivalue_line("markers", _MARKER)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the warm process."""
+    warm = config.stash.get(WARM_PROCESS, None)
+    if warm is not None:
+        warm.stop()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +30,10 @@ from rankspawn.pytest_plugin.messages import (
     pack_warning,
 )
 from rankspawn.workers.exceptions import pack
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.pytest_plugin.in_warm_process import WarmSession
 
 # Plugins that belong to the run as a whole: the parent's write files and the terminal.
 _PLUGINS_OF_PARENT = ("terminalreporter", "lfplugin", "nfplugin", "stepwiseplugin")
@@ -71,23 +75,55 @@ def run_test(assignment: Assignment, channel: Connection) -> None:
     _leave_watchdog_alone()
     os.chdir(assignment.folder)
     teller = Teller(assignment, channel)
-    # Captured by the parent, through the log: so it is there even if this process crashes.
-    status = pytest.main([*assignment.args, "--capture=no"], plugins=[teller, Silencer()])
+    warm = _session_of_warm_process()
+    status = None if warm is None else warm.run(teller, assignment)
+    if status is None:
+        # Captured by the parent, through the log: so it is there even if this process crashes.
+        status = pytest.main([*assignment.args, "--capture=no"], plugins=[teller, Silencer()])
     if not teller.is_configured:
         teller.tell(BROKEN, "pytest could not start here. What it printed is below")
     elif not teller.has_told_end:
         teller.tell(BROKEN, _WHY_NOT.get(status, f"pytest ended here with status {int(status)}"))
 
 
+def _session_of_warm_process() -> WarmSession | None:
+    """The session that has collected the test, if this process is a copy of the warm one."""
+    module: Any = sys.modules.get("rankspawn.pytest_plugin.in_warm_process")
+    return None if module is None else module.warm_session
+
+
+def take_options(config: pytest.Config, chosen: Mapping[str, Any]) -> None:
+    """Set the options of a pytest that runs a rank's test, before other plugins look at them.
+
+    Args:
+        config: Its configuration.
+        chosen: What the parent, or a plugin of it, has chosen for the whole run.
+    """
+    for name, value in {**_OPTIONS_OF_PARENT, **chosen}.items():
+        if hasattr(config.option, name):
+            setattr(config.option, name, value)
+
+
 class Silencer:
-    """A plugin of the rank's pytest, which ends the plugins that belong to the parent."""
+    """A plugin of the rank's pytest, which leaves to the parent what belongs to it."""
 
     @pytest.hookimpl(trylast=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Unregister those plugins; last of all, so that they are there."""
+        """Unregister the parent's plugins; last of all, so that they are there."""
         for name in _PLUGINS_OF_PARENT:
             config.pluginmanager.unregister(name=name)
         _refuse_breakpoints()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave markers that decide about the outcome to the parent, which sees all ranks."""
+        for item in items:
+            for node in item.listchain():
+                node.own_markers[:] = [
+                    marker
+                    for marker in node.own_markers
+                    if marker.name not in ("xfail", "skip", "skipif")
+                ]
 
 
 class Teller:
@@ -128,22 +164,9 @@ class Teller:
         self._config = config
         self.is_configured = True
         config.stash[ASSIGNMENT] = assignment
-        for name, value in (_OPTIONS_OF_PARENT | assignment.options).items():
-            if hasattr(config.option, name):
-                setattr(config.option, name, value)
+        take_options(config, assignment.options)
         config.option.basetemp = Path(assignment.temporary, f"rank-{get_rank()}")
         config.args = [assignment.target]
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave markers that decide about the outcome to the parent, which sees all ranks."""
-        for item in items:
-            for node in item.listchain():
-                node.own_markers[:] = [
-                    marker
-                    for marker in node.own_markers
-                    if marker.name not in ("xfail", "skip", "skipif")
-                ]
 
     def pytest_runtest_logstart(self) -> None:
         """Tell where the test's own output begins, after that of pytest's and its plugins'."""

@@ -55,6 +55,29 @@ class Assignment:
         return f"{self.temporary}/messages.{rank}"
 
 
+@dataclass(frozen=True, slots=True)
+class WarmRequest:
+    """What the warm process has to collect, and how the parent's pytest was called.
+
+    Attributes:
+        files: The files of the tests.
+        args: The command line of the parent.
+        dir: Where the parent was called.
+        rootdir: The root of the parent's tests.
+        folder: Where the request is, and where its answer goes.
+        options: Values that pytest or a plugin has chosen, such as a random seed.
+        shows_output: What is printed goes to the parent's terminal.
+    """
+
+    files: list[str]
+    args: list[str]
+    dir: str
+    rootdir: str
+    folder: str
+    options: dict[str, Any]
+    shows_output: bool
+
+
 def append_message(path: str, message: Message) -> int:
     """Runs in the worker: write a message to the end of its file; the number of its bytes."""
     data = _pickled(message)

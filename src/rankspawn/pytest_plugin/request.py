@@ -26,6 +26,13 @@ _PASSED_ON = (
 _GRACE_SECONDS = 5.0
 # A server that has imported pytest forks a rank in milliseconds.
 _PRELOADED = ("pytest", "rankspawn.pytest_plugin.in_worker")
+# Ranks that are forked from a process which has collected their test.
+_WARM = "warm"
+# They hold from the start of a process, or before it imports a module that looks at them.
+_NEED_FRESH = (
+    *("gpus", "xpus", "devices", "device_type", "device_visibility", "numa"),
+    *("threads_per_rank", "env", "preload"),
+)
 
 
 class StartError(Exception):
@@ -40,11 +47,13 @@ class RanksRequest:
         ranks: How many there are.
         timeout: Seconds for all of it; None for no limit.
         options: Options of ``spawn``.
+        is_warm: They may be copies of the warm process, to which the options are for others.
     """
 
     ranks: int
     timeout: float | None
     options: Mapping[str, Any] = field(default_factory=dict)
+    is_warm: bool = False
 
 
 def read_request(item: pytest.Function) -> RanksRequest:
@@ -92,7 +101,11 @@ def read_marker(
         raise TypeError(f"unknown option {unknown[0]!r}; there are {known}")
     if options["start_method"] == "forkserver":
         given["preload"] = (*_PRELOADED, *given.get("preload", ()))
-    return RanksRequest(ranks, timeout, options | given)
+    is_warm = options["start_method"] == _WARM
+    if is_warm:
+        options["start_method"] = "spawn"
+        is_warm = not any(given.get(name) for name in _NEED_FRESH)
+    return RanksRequest(ranks, timeout, options | given, is_warm)
 
 
 def _names_devices(given: Mapping[str, Any]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import connection, get_context
 from multiprocessing.connection import Connection
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rankspawn import MultiprocessContext, spawn
+from rankspawn.pytest_plugin import WARM_PROCESS
 from rankspawn.pytest_plugin.in_worker import run_test
 from rankspawn.pytest_plugin.messages import (
     BROKEN,
@@ -25,6 +26,7 @@ from rankspawn.pytest_plugin.messages import (
     unpack_warning,
 )
 from rankspawn.pytest_plugin.request import RanksRequest, StartError
+from rankspawn.pytest_plugin.warm_process import PRELOADED, WarmProcess, arguments_of
 from rankspawn.workers.exceptions import unpack
 from rankspawn.workers.logs import log_path, read_end
 
@@ -117,18 +119,21 @@ def run_ranks(item: pytest.Function, request: RanksRequest) -> Run:
     factory: Any = item.funcargs["tmp_path_factory"]
     folder: Path = factory.mktemp("ranks")
     assignment = _assign(item, folder)
+    started_at = time.monotonic()
+    options = _how_to_start(item, request)
+    timeout = None if request.timeout is None else request.timeout + started_at - time.monotonic()
     captures = item.config.getoption("capture", "fd") != "no"
     log_dir = str(folder / "output") if captures else None
     pipes = [get_context("spawn").Pipe(duplex=False) for _ in range(request.ranks)]
     run = Run([RankHistory(rank) for rank in range(request.ranks)])
     run.uses_pdb = bool(item.config.getoption("usepdb", False))
     try:
-        with _start(assignment, [writer for _, writer in pipes], request, log_dir) as context:
+        with _start(assignment, [writer for _, writer in pipes], options, log_dir) as context:
             # The ranks have copies; with ours open no pipe would ever end.
             for _, writer in pipes:
                 writer.close()
             readers = [reader for reader, _ in pipes]
-            Listener(run, context, readers, assignment, item.config).listen(request.timeout)
+            Listener(run, context, readers, assignment, item.config).listen(timeout)
     finally:
         for ends in pipes:
             for end in ends:
@@ -144,18 +149,21 @@ def run_ranks(item: pytest.Function, request: RanksRequest) -> Run:
 
 
 def _start(
-    assignment: Assignment, writers: list[Connection], request: RanksRequest, log_dir: str | None
+    assignment: Assignment,
+    writers: list[Connection],
+    options: Mapping[str, Any],
+    log_dir: str | None,
 ) -> MultiprocessContext:
     """The started ranks; StartError if there cannot be any."""
     try:
         return spawn(
             run_test,
             args=(assignment,),
-            nprocs=request.ranks,
+            nprocs=len(writers),
             join=False,
             rank_args=[(writer,) for writer in writers],
             log_dir=log_dir,
-            **request.options,
+            **options,
         )
     except (TypeError, ValueError, RuntimeError, OSError) as error:
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
@@ -168,20 +176,32 @@ def _assign(item: pytest.Function, folder: Path) -> Assignment:
     shared = folder / "shared"
     shared.mkdir()
     _, _, name = item.nodeid.partition("::")
-    args = [str(arg) for arg in config.invocation_params.args]
-    if config.pluginmanager.hasplugin("_cov"):
-        # Its workers talk to a controller that is not there; see the page on testing.
-        args.append("--no-cov")
     return Assignment(
         target=f"{item.path}::{name}",
-        args=tuple(args),
+        args=tuple(arguments_of(config)),
         folder=str(config.invocation_params.dir),
         temporary=str(folder),
         shared_folder=str(shared),
-        options={
-            name: config.getoption(name) for name in _CHOSEN_ONCE if hasattr(config.option, name)
-        },
+        options=_chosen_once(config),
     )
+
+
+def _chosen_once(config: pytest.Config) -> dict[str, Any]:
+    return {name: config.getoption(name) for name in _CHOSEN_ONCE if hasattr(config.option, name)}
+
+
+def _how_to_start(item: pytest.Function, request: RanksRequest) -> dict[str, Any]:
+    """The options of ``spawn``: copies of the warm process if that can be."""
+    options = dict(request.options)
+    if not request.is_warm:
+        return options
+    stash = item.session.config.stash
+    warm = stash.get(WARM_PROCESS, None)
+    if warm is None:
+        warm = stash[WARM_PROCESS] = WarmProcess(item.session, _chosen_once(item.config))
+    if warm.has_collected(item, request.ranks, request.timeout):
+        options |= {"start_method": "forkserver", "preload": PRELOADED}
+    return options
 
 
 class Listener:

@@ -236,17 +236,22 @@ class ForkServer:
         if self._process is not None:
             self._process.returncode = 0
 
-    def stop(self, *, at_once: bool = False) -> None:
+    def stop(self, *, at_once: bool = False, patience: float | None = None) -> None:
         """End the server; workers that it forked run on.
 
         Args:
             at_once: It may be busy with its imports, and not listen.
+            patience: Seconds that what it has imported may take to end; None for no limit.
         """
         self._socket.close()
         if self._process is not None:
             # The latter because somebody may have stopped it.
             self._process.send_signal(signal.SIGKILL if at_once else signal.SIGCONT)
-            self._process.wait()
+            try:
+                self._process.wait(patience)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
     def status_of(self, ticket: int) -> int:
         """The exit code of a worker that ended; it may be asked for again before `let_go`."""

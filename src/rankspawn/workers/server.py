@@ -220,7 +220,7 @@ def preload(modules: Sequence[str]) -> tuple[str | None, list[str]]:
         The traceback of the first one that fails, if any, and warnings about the others.
     """
     warnings: list[str] = []
-    known = _obstacles()
+    known = obstacles()
     for module in modules:
         try:
             import_module(module)
@@ -229,7 +229,7 @@ def preload(modules: Sequence[str]) -> tuple[str | None, list[str]]:
 
             text = traceback.format_exc()[-_LONGEST_ERROR:]
             return f"preload={module!r} failed in the fork server:\n{text}", warnings
-        found = _obstacles()
+        found = obstacles()
         warnings += [
             f"preload={module!r} {story}: workers are copies of the fork server, in which that "
             "does not work. Leave this module out of preload, or have it start nothing when it "
@@ -240,7 +240,7 @@ def preload(modules: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, warnings
 
 
-def _obstacles() -> set[str]:
+def obstacles() -> set[str]:
     """What this process has that does not survive a fork, in words."""
     stories = {f"opened {device}" for device in _open_accelerators()}
     python_threads = [
