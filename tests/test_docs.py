@@ -7,6 +7,7 @@ empty folder. HTML comments, which readers do not see, say more about it:
 ``<!-- with: NAME=value -->``  before it: a variable that is set for it
 ``<!-- pytest -->``            before it: it is a file of tests, and pytest runs it
 ``<!-- fails -->``             before it: it has to end with an error
+``<!-- in a terminal -->``     before it: its standard input is one
 ``<!-- prints -->``            before a ``text`` block: what the last snippet prints
 ``<!-- ends with -->``         before a ``text`` block: how its error output ends
 ``<!-- reports -->``           before a ``text`` block: lines that pytest prints, in this order
@@ -47,6 +48,7 @@ class Snippet:
     variables: dict[str, str] = field(default_factory=dict)
     fails: bool = False
     is_test: bool = False
+    in_terminal: bool = False
     reports: list[str] = field(default_factory=list)
     prints: str | None = None
     ends_with: str | None = None
@@ -65,6 +67,7 @@ def snippets_of(page: Path) -> list[Snippet]:
             snippet.variables = {name: value for name, _, value in pairs}
             snippet.fails = "fails" in notes
             snippet.is_test = "pytest" in notes
+            snippet.in_terminal = "in a terminal" in notes
             found.append(snippet)
         elif "prints" in notes:
             found[-1].prints = block["body"]
@@ -184,8 +187,10 @@ def check(snippet: Snippet, folder: Path) -> None:
     script = folder / ("test_train.py" if snippet.is_test else "train.py")
     script.write_text(snippet.code)
     tool = ["-m", "pytest", "-p", "no:randomly"] if snippet.is_test else []
+    ends = os.openpty() if snippet.in_terminal else ()
     done = subprocess.run(
         [sys.executable, *tool, script.name],
+        stdin=ends[1] if ends else None,
         cwd=folder,
         # Frameworks keep caches among the temporary files.
         env={**os.environ, "TMPDIR": str(folder), **snippet.variables},
@@ -194,6 +199,8 @@ def check(snippet: Snippet, folder: Path) -> None:
         timeout=DEADLOCK,
         check=False,
     )
+    for end in ends:
+        os.close(end)
     # Tracebacks show where the script lies, which is nothing that a page could know.
     errors = done.stderr.replace(f"{folder}/", "")
     assert (done.returncode != 0) == snippet.fails, done.stdout + errors

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from rankspawn.option_types import Options
+from rankspawn.option_values import DebugRequest
 from rankspawn.options import (
     _DEPRECATED,
     _READERS,
@@ -71,6 +72,10 @@ def test_none_is_the_same_as_not_given() -> None:
         ("on_failure", "continue", "continue"),
         ("env", {"A": "1", "B": None}, {"A": "1", "B": None}),
         ("env", make_env, make_env),
+        ("debug", 1, DebugRequest(1)),
+        ("debug", "2", DebugRequest(2)),
+        ("debug", "hold", DebugRequest(0, holds=True)),
+        ("debug", "1, hold", DebugRequest(1, holds=True)),
         ("timeout", 3, 3.0),
         ("timeout", np.float32(0.5), 0.5),
         ("timeout", float("inf"), None),
@@ -152,6 +157,9 @@ def test_a_start_method_that_the_platform_lacks_is_an_error(
         ("env", {"A\0": "1"}, ValueError, "cannot be a variable's name"),
         ("env", {"": "1"}, ValueError, "cannot be a variable's name"),
         ("env", {"A": "\0"}, ValueError, "NUL"),
+        ("debug", -1, ValueError, "debug=-1 is out of range"),
+        ("debug", "one", ValueError, "debug='one' is no rank: give one such as 1, 'hold'"),
+        ("debug", "1,", ValueError, "debug='1,' is no rank"),
         ("timeout", 0, ValueError, "timeout=0 is out of range"),
         ("timeout", -1, ValueError, "timeout=-1 is out of range"),
         ("timeout", float("nan"), ValueError, "timeout=nan is out of range"),

@@ -79,8 +79,9 @@ class CommonOptions(TypedDict, total=False):
     """A file that shows afterwards what happened: ``run.html``, a page for a browser, or
     ``run.json`` for Perfetto and Chrome."""
 
-    debug: SupportsIndex | None
-    """The rank that gets the terminal, for ``breakpoint()``."""
+    debug: SupportsIndex | str | None
+    """The rank that gets the terminal, for ``breakpoint()``; with ``"1,hold"`` the others wait at
+    the breakpoints that rank 1 is at, ``"hold"`` is the same of rank 0."""
 
     preload: str | Sequence[str] | None
     """Modules that the fork server imports once, before it forks; ``forkserver`` only."""

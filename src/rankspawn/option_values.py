@@ -11,6 +11,8 @@ import os
 from collections.abc import Iterable, Mapping
 from operator import index
 
+from rankspawn.values import dataclass
+
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +66,36 @@ def read_count(name: str, value: Any, *, least: int, most: int | None = None) ->
     if number < least or (most is not None and number > most):
         raise ValueError(f"{name}={number} is out of range: it must be {allowed}")
     return number
+
+
+@dataclass(frozen=True, slots=True)
+class DebugRequest:
+    """Which rank has the terminal.
+
+    Attributes:
+        rank: That rank.
+        holds: The others wait at the breakpoints that it is at.
+    """
+
+    rank: int
+    holds: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.rank},hold" if self.holds else str(self.rank)
+
+
+def read_debug(name: str, value: Any) -> DebugRequest:
+    """A rank; ``"hold"``, which is rank 0 while the others wait for it; or ``"1,hold"``."""
+    if not isinstance(value, str):
+        return DebugRequest(read_count(name, value, least=0))
+    text, holds = value.replace(" ", ""), value.rstrip().endswith("hold")
+    rank = text.removesuffix("hold").removesuffix(",") if holds else text
+    if not (rank.isdecimal() or (holds and not rank)):
+        raise ValueError(
+            f"{name}={value!r} is no rank: give one such as 1, 'hold' (rank 0, and the others wait "
+            "at its breakpoints) or '1,hold'"
+        )
+    return DebugRequest(int(rank or 0), holds)
 
 
 def read_seconds(name: str, value: Any, *, positive: bool) -> float:

@@ -57,7 +57,7 @@ class SpawnOptions:
     progress: bool = False
     on_report: Callable[[int, Any], object] | None = None
     trace: str | None = None
-    debug: int | None = None
+    debug: read.DebugRequest | None = None
     preload: tuple[str, ...] = ()
     max_restarts: int = 0
     on_failure: str = "stop"
@@ -289,7 +289,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "progress": read.read_flag,
     "on_report": read.read_callable,
     "trace": _trace,
-    "debug": lambda name, value: read.read_count(name, value, least=0),
+    "debug": read.read_debug,
     "preload": read.read_modules,
     "max_restarts": lambda name, value: read.read_count(name, value, least=0),
     "on_failure": lambda name, value: read.read_choice(name, value, ON_FAILURE),

@@ -21,6 +21,7 @@ from rankspawn.plan.topology import ignored_ips
 from rankspawn.supervise.context import MultiprocessContext, start_context
 from rankspawn.supervise.supervisor import SupervisionPolicy
 from rankspawn.workers import child
+from rankspawn.workers.breakpoints import DEBUG_VARIABLE
 from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.start import StartSettings, Task, start_group
 
@@ -110,7 +111,7 @@ def _settings(options: SpawnOptions, *, daemon: bool) -> StartSettings:
         log_dir,
         captures=shown is not None and shown.captures,
         looked_at=options.progress or (options.on_report, options.trace) != (None, None),
-        debug_rank=options.debug,
+        debug_rank=None if options.debug is None else options.debug.rank,
     )
 
 
@@ -139,11 +140,10 @@ def _spectators(job: Job) -> list[Spectator]:
 
         spectators.append(View(shown, _places(job)))
     if options.debug is not None:
-        if in_notebook():
-            raise ValueError(f"debug={options.debug} needs a terminal, which a notebook has not")
-        from rankspawn.view.terminal import LentTerminal
+        from rankspawn.view.terminal import LentTerminal, check_terminal
 
-        spectators.append(LentTerminal(options.debug))
+        check_terminal(f"debug={options.debug}", in_notebook=in_notebook())
+        spectators.append(LentTerminal(options.debug.rank))
     return spectators
 
 
@@ -198,7 +198,7 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
             raise
         group = start_group(
             task,
-            [spec.env for spec in plan.ranks],
+            [_with_debugged(spec.env, options) for spec in plan.ranks],
             settings,
             grace=options.grace_period,
             resources=[ports],
@@ -210,6 +210,13 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
         return group
 
     return start
+
+
+def _with_debugged(env: Mapping[str, str | None], options: SpawnOptions) -> dict[str, str | None]:
+    """These changes, and which rank is debugged; not the one of a group that this rank is in."""
+    debugged = None if options.debug is None else str(options.debug)
+    is_new = debugged is not None or DEBUG_VARIABLE in os.environ
+    return {**env, DEBUG_VARIABLE: debugged} if is_new else dict(env)
 
 
 def _make_store(topology: Topology, port: int) -> AgentStore | None:

@@ -23,7 +23,7 @@ from tests.jobs import DEADLOCK
         ({"tee": True, "prefix": "{rank:x!}"}, "is no template"),
         ({"tee": True, "prefix": "a\n"}, "has a line end"),
         ({"prefix": "{rank} "}, "add tee=True"),
-        ({"debug": 2}, "debug=2 is no rank: the ranks are 0 to 1"),
+        ({"debug": "2,hold"}, "debug=2,hold is no rank: the ranks are 0 to 1"),
         ({"debug": 1, "progress": True}, "both need the terminal"),
     ],
 )

@@ -67,6 +67,43 @@ def open_session(tmp_path: Path) -> Iterator[Callable[..., Session]]:
         session.close()
 
 
+ALL_REACH_IT = """
+import sys, threading
+import rankspawn
+
+def train(passed):
+    rank = rankspawn.get_rank()
+    if rank == 1:
+        for _ in range(1 if sys.argv[1] == "1" else 0):
+            assert passed.get() == 0
+    breakpoint()
+    passed.put(rank)
+    return rank
+
+if __name__ == "__main__":
+    import multiprocessing
+    passed = multiprocessing.get_context("spawn").Queue()
+    debug = sys.argv[1]
+    context = rankspawn.spawn(train, args=(passed,), nprocs=2, backend="gloo", debug=debug)
+    print("results", context.results(), [passed.get() for _ in range(1 if debug == "1" else 2)])
+"""
+
+
+@pytest.mark.parametrize(("debug", "passed"), [("1", "[1]"), ("1,hold", "[1, 0]")])
+def test_the_others_pass_the_breakpoint_or_wait_at_it(
+    tmp_path: Path, debug: str, passed: str
+) -> None:
+    session = Session(tmp_path, ALL_REACH_IT, debug)
+    try:
+        session.read_until("(Pdb)")
+        session.type_line("continue")
+        assert session.finish() == 0, session.output
+    finally:
+        session.close()
+    # At once, it is read before rank 1 reaches its own; held, it comes after rank 1 went on.
+    assert f"results [0, 1] {passed}" in session.output
+
+
 def pid_at_the_prompt(session: Session) -> int:
     session.pids()
     session.read_until("(Pdb)")

@@ -33,6 +33,7 @@ class TextReport:
     """All that is known of a failure: its traceback."""
 
     text: str = ""
+    crash: str = ""
 
     def result(self) -> None:
         """Nothing comes back from such processes."""

@@ -26,6 +26,21 @@ if TYPE_CHECKING:
 _TWICE_SECONDS = 2.0
 
 
+def check_terminal(asked: str, *, in_notebook: bool) -> None:
+    """Refuse to debug where nobody could talk to a debugger.
+
+    Raises:
+        ValueError: The standard input is no terminal.
+    """
+    if in_notebook:
+        raise ValueError(f"{asked} needs a terminal, which a notebook has not")
+    if not os.isatty(0):
+        raise ValueError(
+            f"{asked} needs a terminal, and the standard input of this program is none: start it "
+            "in one, without a pipe or redirection"
+        )
+
+
 class LentTerminal:
     """A spectator of a group that leaves the terminal, and Ctrl-C, to one rank.
 

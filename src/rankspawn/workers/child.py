@@ -28,7 +28,6 @@ from rankspawn.workers.report import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from types import ModuleType
     from typing import Any, NoReturn
 
 _UNKNOWN = "is not known: the process ended, or had to be ended, before it wrote that"
@@ -165,6 +164,7 @@ def work(
         # Until here, where what a handler raises is reported, and prints no traceback.
         raw_signal.pthread_sigmask(raw_signal.SIG_UNBLOCK, blocked)
         task = get_task()
+        refuse_breakpoints()
         loaded = True
         report.stage(IN_FUNCTION)
         value = task()
@@ -176,6 +176,18 @@ def work(
         tell: Callable[[Report, Any], int] = _report_exit if is_exit else _report_error
         return _tell(tell, report, error)
     return 0 if os.getpid() != worker else _tell(_report_result, report, value)
+
+
+def refuse_breakpoints() -> None:
+    """Have ``breakpoint()`` say what to do, unless something else was chosen for it."""
+    if sys.breakpointhook is sys.__breakpointhook__ and not os.environ.get("PYTHONBREAKPOINT"):
+        sys.breakpointhook = _stop_here
+
+
+def _stop_here(*args: Any, **options: Any) -> None:
+    from rankspawn.workers.breakpoints import stop_at
+
+    stop_at(sys._getframe(1), *args, **options)
 
 
 def load_task(boot: Boot) -> Callable[[], Any]:
@@ -239,6 +251,8 @@ def prepare(rank: int, tracker: int, setting: dict[str, Any]) -> None:
         os.chdir(setting["folder"])  # a fork server may have been started elsewhere
     cpython.install_identity(rank, tracker, setting["multiprocessing"])
     if setting["main"] is not None:
+        from rankspawn.workers.main_module import import_main
+
         import_main(*setting["main"])
 
 
@@ -248,41 +262,6 @@ def current_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:
         return ""
-
-
-def import_main(name: str | None, path: str) -> None:
-    """Run the main module again, under the name that multiprocessing gives it."""
-    module = _run_module(name) if name else _run_file(path)
-    sys.modules["__main__"] = sys.modules["__mp_main__"] = module
-
-
-def _run_file(path: str) -> ModuleType:
-    with io.open_code(path) as source:
-        # Without this module's future imports, which would turn the script's annotations into text.
-        code = compile(source.read(), path, "exec", dont_inherit=True)
-    return _run(code, __file__=path, __spec__=None)
-
-
-def _run_module(name: str) -> ModuleType:
-    from importlib.util import find_spec
-
-    spec: Any = find_spec(name)
-    return _run(
-        spec.loader.get_code(name),
-        __file__=spec.origin,
-        __spec__=spec,
-        __loader__=spec.loader,
-        __package__=spec.parent,
-    )
-
-
-def _run(code: Any, **attributes: Any) -> ModuleType:
-    module = type(sys)("__mp_main__")
-    module.__dict__.update(attributes)
-    # In place before it runs: pickle, dataclasses and typing look classes up by module name.
-    sys.modules["__mp_main__"] = module
-    exec(code, module.__dict__)
-    return module
 
 
 def load(payload: int, table: int) -> Any:
@@ -347,9 +326,9 @@ def _report_error(report: Report, error: BaseException) -> int:
     if issubclass(type(error), MemoryError):  # its frames hold what the report needs
         clear_frames(error)
     else:  # what follows runs code of its class, which may hang or end this process
-        from rankspawn.workers.exceptions import describe_without_text, note_limit
+        from rankspawn.workers.exceptions import describe_without_text, note_reason
 
-        note_limit(error)
+        note_reason(error)
         report.note(describe_without_text(error, _UNKNOWN))
     flush_output(only_files=True)
     try:

@@ -194,8 +194,18 @@ def _loads(piece: bytes | str | None) -> Any:
     return loads(piece)
 
 
-def note_limit(error: BaseException) -> None:
-    """Runs in the worker: add what the system leaves out of "File too large", unless we said it."""
+def note_reason(error: BaseException) -> None:
+    """Runs in the worker: add what the exception leaves out of its reason.
+
+    That is the limit behind "File too large", unless we said it, and that a debugger, which was
+    called by its name, had nobody to talk to.
+    """
+    debugger = sys.modules.get("bdb")
+    if debugger is not None and issubclass(type(error), debugger.BdbQuit):
+        from rankspawn.workers.breakpoints import explain, reads_terminal
+
+        if not reads_terminal():
+            BaseException.add_note(error, f"({explain()})")
     if issubclass(type(error), OSError):
         from rankspawn.file_limit import describe_limit, is_too_large
 

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 MEETING_VARIABLE = "RANKSPAWN_MEETING"
 # The file begins with a page of 64-bit words: one that is the number of processes once all are
 # listed, then two for each of them: its id, and a time at which it ran already.
-LISTED_AT, FIRST_ENTRY_AT, ENTRY = 0, 64, 16
+# In front of them, how many breakpoints the rank that is debugged has passed.
+LISTED_AT, PASSED_AT, FIRST_ENTRY_AT, ENTRY = 0, 8, 64, 16
 
 
 # What the files of a group and of a rank are called. The links in /proc/<pid>/fd show these names,
