@@ -35,14 +35,13 @@ def check(found, expected):
         np.testing.assert_allclose(found, expected, rtol=limit, atol=limit)
 
 
-def talk(engine, tags=True):
+def talk(engine):
     """Each collective over an engine; what it says of itself."""
     comm = rankspawn.init_parallel_env(engine)
     assert rankspawn.init_parallel_env(engine) is comm
     collectives(comm)
     moves(comm)
-    if tags:
-        cases.messages(comm)
+    cases.messages(comm)
     parts(comm)
     name = comm.backend
     comm.close()
@@ -125,6 +124,20 @@ def lose_a_rank(engine):
             comm.barrier()
     except rankspawn.RankLostError as error:
         return str(error)
+
+
+def make_a_mistake(engine):
+    """One rank has another shape; before, a message with a tag goes from the first to the last."""
+    comm = rankspawn.init_parallel_env(engine)
+    last = comm.size - 1
+    if comm.rank == 0:
+        comm.send(np.full(3, 7.0), last, tag=5)
+    if comm.rank == last:
+        assert comm.recv(np.zeros(3), 0, tag=5).tolist() == [7.0] * 3
+    try:
+        comm.all_reduce(np.ones(4 if comm.rank == 1 else 3))
+    except rankspawn.CollectiveMismatchError as error:
+        return error.calls[0]
 
 
 def be_late(engine):

@@ -69,7 +69,7 @@ def mpirun(folder, text, ranks=2):
 def test_all_collectives_against_numpy(engine, module, name):
     need(module)
     ranks = 2 if module == "paddle" else 3
-    assert run(cases.talk, engine, module != "paddle", nprocs=ranks) == [name] * ranks
+    assert run(cases.talk, engine, nprocs=ranks) == [name] * ranks
 
 
 def test_all_collectives_over_mpi(tmp_path):
@@ -95,7 +95,20 @@ def test_over_torch_a_lost_rank_and_a_late_one_are_told():
         run(cases.lose_a_rank, "torch")
     memory, story = run(cases.be_late, "torch")[0]
     assert memory == "shm"
-    assert "did not come to all_reduce in 0.2 s" in story
+    assert story == "rank 1 did not come to all_reduce in 0.2 s"
+
+
+@pytest.mark.parametrize("name", ["torch", "paddle"])
+def test_over_a_framework_mistakes_are_named_and_messages_arrive(name):
+    need(name)
+    calls = run(cases.make_a_mistake, name, nprocs=3)
+    for rank, call in enumerate(calls):
+        assert call.startswith(f"all_reduce of float64[{4 if rank == 1 else 3}] op=sum at ")
+
+
+def test_mistakes_are_named_over_mpi(tmp_path):
+    text = "from tests.interop import engine_cases as c; print(c.make_a_mistake('mpi')[:10])"
+    assert mpirun(tmp_path, text, ranks=3) == ["all_reduce"] * 3
 
 
 def test_tensors_on_devices_go_over_their_framework():

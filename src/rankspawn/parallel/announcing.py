@@ -25,6 +25,7 @@ from rankspawn.parallel.layout import (
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import CodeType, FrameType
 
 # Bytes, block and offset; the lengths of the texts; the line.
@@ -69,6 +70,12 @@ class Call:
         if len(details) > DETAILS_ROOM:
             raise ValueError(f"{name}: a shape of so many dimensions cannot be announced")
 
+    def describe(self) -> str:
+        """What is called, and at which line of the user's."""
+        frame = _users_frame()
+        path, text = frame.f_code.co_filename, self.signature.decode("utf-8", "replace")
+        return f"{text} at {path[-PLACE_ROOM:]}:{frame.f_lineno}"
+
 
 class Told:
     """What another rank announced beside its signature."""
@@ -85,8 +92,11 @@ class Told:
 class Announcements:
     """The announcements of all ranks, in the memory that they share."""
 
-    def __init__(self, controls: memoryview, layout: Layout, rank: int) -> None:
+    def __init__(
+        self, controls: memoryview, layout: Layout, rank: int, names: Sequence[int]
+    ) -> None:
         self._rank = rank
+        self._names = names
         ranks = range(layout.size)
         self._at = [[layout.announcement(each, parity) for parity in (0, 1)] for each in ranks]
         self._controls = controls
@@ -146,12 +156,18 @@ class Announcements:
     def mismatch(self, rank: int, parity: int) -> CollectiveMismatchError:
         """The error that names this rank and another, and what each called."""
         calls = (self.describe(self._rank, parity), self.describe(rank, parity))
-        return CollectiveMismatchError(
-            f"ranks {self._rank} and {rank} called different things: rank {self._rank} called "
-            f"{calls[0]}, rank {rank} {calls[1]}",
-            (self._rank, rank),
-            calls,
-        )
+        return mismatch_error((self._names[self._rank], self._names[rank]), calls)
+
+
+def mismatch_error(ranks: tuple[int, int], calls: tuple[str, str]) -> CollectiveMismatchError:
+    """The error that names two ranks, the own one first, and what each called."""
+    own, other = ranks
+    return CollectiveMismatchError(
+        f"ranks {own} and {other} called different things: rank {own} called {calls[0]}, "
+        f"rank {other} {calls[1]}",
+        ranks,
+        calls,
+    )
 
 
 class _Written:

@@ -77,6 +77,11 @@ class Flat:
         """Type and shape, for announcements and errors."""
         return f" of {self.dtype}{list(self.shape)}"
 
+    def copy(self) -> Flat:
+        """The same data elsewhere."""
+        data = memoryview(bytearray(self.data))
+        return Flat(None, data, self.dtype, self.itemsize, self.shape)
+
     def address(self) -> int:
         """Where its first byte is; 0 if nobody may write there."""
         if self.data.readonly or not self.data.nbytes:

@@ -64,6 +64,21 @@ class Calling:
             finally:
                 self._is_busy = False
 
+    def agree(self, call: Call, timeout: float | None = None) -> None:
+        """Make sure that all ranks call the same, and do no more."""
+        self._run(call, self._step.agree, timeout)
+
+    def find_loss(self, name: str) -> Exception | None:
+        """Why nothing more is to be expected of one of the ranks; None if all are at work."""
+        step = self._step
+        found = (step.find_loss(rank, name) for rank in range(self.size) if rank != self.rank)
+        return next((error for error in found if error is not None), None)
+
+    def break_off(self, error: BaseException) -> None:
+        """This rank cannot go on: tell the others."""
+        if not self._closed:
+            self._step.break_off(error)
+
     def _alone(self, call: Call, body: Callable[[], T]) -> T:
         """Do something while no other thread does, and count it."""
         with self._using:

@@ -102,7 +102,7 @@ class Channels:
     def _check(self, message: _Message, flat: Flat, src: int, call: Call) -> None:
         if (message.text, message.nbytes) == (flat.text[:_TEXT_ROOM], flat.nbytes):
             return
-        rank = self._step.rank
+        rank, src = self._step.names[self._step.rank], self._step.names[src]
         calls = (call.signature.decode("utf-8", "replace"), f"send{message.text}")
         raise CollectiveMismatchError(
             f"ranks {rank} and {src} called different things: rank {rank} called {calls[0]}, "

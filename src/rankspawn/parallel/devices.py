@@ -46,17 +46,17 @@ class MemoryAndDevices(SharedMemory):
         return found
 
     def _connect(self, name: str) -> OverEngine:
-        from rankspawn.parallel.over_engine import OverEngine
+        from rankspawn.parallel.over_engine import over_engine
         from rankspawn.parallel_env import get_rank
 
         members = self.all_gather_object(get_rank())
         if name == "torch":
             from rankspawn.parallel import torch_groups
 
-            return OverEngine(torch_groups.connect(name, self._timeout, members), self._timeout)
+            return over_engine(torch_groups.connect(name, self._timeout, members), self._timeout)
         from rankspawn.parallel import paddle_groups
 
-        return OverEngine(paddle_groups.connect(name, members))
+        return over_engine(paddle_groups.connect(name, members))
 
     def close(self) -> None:
         """Leave; whoever still waits for this rank is told. A second call does nothing."""

@@ -7,7 +7,8 @@ import threading
 import time
 from typing import Any, TypeVar
 
-from rankspawn.errors import CollectiveTimeoutError, RankLostError
+from rankspawn.errors import CollectiveMismatchError, CollectiveTimeoutError, RankLostError
+from rankspawn.parallel.announcing import Call
 from rankspawn.parallel.buffers import DeviceFlat, Flat, OnDeviceError, flatten, make_like
 from rankspawn.parallel.reducing import check_operation
 from rankspawn.parallel.statistics import Tally
@@ -16,10 +17,13 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from rankspawn.parallel.agreeing import Agreement
     from rankspawn.parallel.engines import Engine
 
 T = TypeVar("T")
-# How engines say that a connection is lost.
+# What engines raise, what is ours already, and how engines say that a connection is lost.
+_OF_ENGINES = (RuntimeError, TimeoutError, OSError, SystemError)
+_OURS = (RankLostError, CollectiveTimeoutError, CollectiveMismatchError)
 _GONE = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed")
 
 
@@ -32,11 +36,17 @@ class EngineCalling:
         backend: ``torch:gloo``, ``mpi`` and the like.
     """
 
-    def __init__(self, engine: Engine, timeout: float | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        timeout: float | None = None,
+        agreement: Agreement | None = None,
+    ) -> None:
         self.rank: int = engine.rank
         self.size: int = engine.size
         self.backend: str = engine.name
         self._engine = engine
+        self._agreement = agreement
         self._check_timeout(timeout)
         self._timeout = timeout
         self._pid = os.getpid()
@@ -51,19 +61,47 @@ class EngineCalling:
     # -- how a call is made
 
     def _run(
-        self, name: str, nbytes: int, timeout: float | None, body: Callable[[float | None], T]
+        self,
+        name: str,
+        what: str,
+        nbytes: int,
+        timeout: float | None,
+        body: Callable[[float | None], T],
     ) -> T:
-        """One call of a collective; ``body`` gets the seconds that it may wait."""
+        """One call of a collective; ``body`` gets the seconds that it may wait.
+
+        Args:
+            name: The collective.
+            what: All else that has to be the same on all ranks.
+            nbytes: What this rank brings.
+            timeout: As the caller gave it.
+            body: Does it.
+        """
+        return self._guard(Call(name, what), nbytes, timeout, body, self._agreement)
+
+    def _guard(
+        self,
+        call: Call,
+        nbytes: int,
+        timeout: float | None,
+        body: Callable[[float | None], T],
+        agreement: Agreement | None = None,
+    ) -> T:
+        """The same, or a message, on which not all ranks agree."""
         self._check_timeout(timeout)
-        wait = self._timeout if timeout is None else timeout
+        wait, name = self._timeout if timeout is None else timeout, call.name
         with self._using:
             self._check_usable(name)
             began = time.perf_counter()
             try:
-                result = body(wait)
+                if agreement is not None:
+                    agreement.reach(call, wait)
+                result = body(wait if self._engine.has_timeouts else None)
             except BaseException as error:
                 self._broken = error
                 explained = self._explain(error, name, wait, time.perf_counter() - began)
+                if self._agreement is not None:
+                    self._agreement.break_off(explained)
                 if explained is error:
                     raise
                 raise explained from error
@@ -75,15 +113,16 @@ class EngineCalling:
     ) -> BaseException:
         """An engine's own error as ours, where it can be told what it means."""
         text = str(error)
-        if isinstance(error, RankLostError | CollectiveTimeoutError) or not isinstance(
-            error, RuntimeError | TimeoutError
-        ):
+        if isinstance(error, _OURS) or not isinstance(error, _OF_ENGINES):
             return error
         if wait is not None and seconds >= wait:
             return CollectiveTimeoutError(
                 f"ranks did not come to {name} in {wait:g} s ({self.backend} does not say which)",
                 collective=name,
             )
+        lost = None if self._agreement is None else self._agreement.find_loss(name)
+        if lost is not None:
+            return lost
         if any(words in text for words in _GONE):
             return RankLostError(
                 f"a rank is gone, {self.backend} does not say which; this rank waits in {name}: "
@@ -93,7 +132,9 @@ class EngineCalling:
         return error
 
     def _check_timeout(self, timeout: float | None) -> None:
-        if timeout is not None and not self._engine.has_timeouts:
+        # In memory they can be waited for as long as is wanted.
+        is_local = self._agreement is not None and self._agreement.includes_all
+        if timeout is not None and not self._engine.has_timeouts and not is_local:
             raise ValueError(f"timeout={timeout}: {self.backend} can only wait until all come")
 
     def _check_usable(self, name: str) -> None:
@@ -113,18 +154,6 @@ class EngineCalling:
     def _check_rank(self, rank: int, name: str) -> None:
         if not isinstance(rank, int) or not 0 <= rank < self.size:
             raise ValueError(f"{name}={rank!r}: ranks of this group are 0 to {self.size - 1}")
-
-    def _check_message(self, rank: int, name: str, tag: int) -> None:
-        self._check_rank(rank, name)
-        if rank == self.rank:
-            raise ValueError(f"{name}={rank} is this rank itself")
-        if not self._engine.has_messages:
-            raise RuntimeError(
-                f"messages between two of {self.size} ranks do not arrive over {self.backend}: use "
-                "a collective"
-            )
-        if tag and not self._engine.has_tags:
-            raise ValueError(f"tag={tag}: messages over {self.backend} have no tags")
 
     def _check_rows(self, flat: Flat, name: str) -> None:
         if not flat.shape or flat.shape[0] != self.size:

@@ -78,7 +78,7 @@ def _open(chosen: str, timeout: float | None) -> Communicator:
 
 
 def _open_engine(chosen: str, timeout: float | None) -> OverEngine:
-    from rankspawn.parallel.over_engine import OverEngine
+    from rankspawn.parallel.over_engine import over_engine
 
     framework = chosen.partition(":")[0]
     if framework == "torch":
@@ -92,10 +92,10 @@ def _open_engine(chosen: str, timeout: float | None) -> OverEngine:
     if framework == "paddle":
         from rankspawn.parallel import paddle_groups
 
-        return OverEngine(paddle_groups.connect(chosen), timeout)
+        return over_engine(paddle_groups.connect(chosen), timeout)
     from rankspawn.parallel import mpi
 
-    return OverEngine(mpi.connect(chosen), timeout)
+    return over_engine(mpi.connect(chosen), timeout)
 
 
 def _share_memory(rank: int, size: int, timeout: float | None) -> MemoryAndDevices:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from rankspawn.caller import at_users_line
 from rankspawn.parallel.buffers import DeviceFlat, Flat
-from rankspawn.parallel.over_engine import OverEngine
+from rankspawn.parallel.over_engine import OverEngine, agree
 from rankspawn.parallel.reducing import scale
 from rankspawn.parallel.statistics import Statistics
 from rankspawn.parallel_env import get_local_rank
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from rankspawn.parallel.agreeing import Agreement
     from rankspawn.parallel.engines import Engine
     from rankspawn.parallel.shared_memory import SharedMemory
 
@@ -49,8 +50,9 @@ class Hierarchy(OverEngine):
         members: list[int],
         machines: list[int],
         timeout: float | None = None,
+        agreement: Agreement | None = None,
     ) -> None:
-        super().__init__(engine, timeout)
+        super().__init__(engine, timeout, agreement)
         self._leaders = leaders
         self._local = local
         self._members = members
@@ -99,7 +101,10 @@ class Hierarchy(OverEngine):
     def _through_memory(
         self, name: str, nbytes: int, timeout: float | None, body: Callable[[float | None], T]
     ) -> T:
-        return self._run(name, nbytes, timeout, lambda wait: self._or_leave(lambda: body(wait)))
+        def run(wait: float | None) -> T:
+            return self._or_leave(lambda: body(wait))
+
+        return self._run(name, "", nbytes, timeout, run)
 
     def _or_leave(self, body: Callable[[], T]) -> T:
         """Do something; if it fails, those of this machine must not wait for this rank."""
@@ -111,9 +116,13 @@ class Hierarchy(OverEngine):
 
     def statistics(self) -> Statistics:
         """What this rank has exchanged so far, and for whom of its machine it waited."""
-        own, local = self._tally.read(), self._local.statistics()
-        waited = {self._members[rank]: seconds for rank, seconds in local.waited_for.items()}
-        return Statistics(own.calls, own.bytes, own.seconds, local.waited, waited)
+        own, local = super().statistics(), self._local.statistics()
+        waited = dict(own.waited_for)
+        for rank, seconds in local.waited_for.items():
+            member = self._members[rank]
+            waited[member] = waited.get(member, 0.0) + seconds
+        total = own.waited + local.waited
+        return Statistics(own.calls, own.bytes, own.seconds, total, waited)
 
     def close(self) -> None:
         """Leave. A second call does nothing."""
@@ -135,7 +144,8 @@ def through_memory(engine: Engine, timeout: float | None, join: Join) -> OverEng
         join: Makes the communicator of this machine's ranks, from this one's number and how many
             there are.
     """
-    flat = OverEngine(engine, timeout)
+    agreement = agree(engine)
+    flat = OverEngine(engine, timeout, agreement)
     told = flat.all_gather_object((_machine(), get_local_rank(), _local_size()))
     own = told[engine.rank]
     members = _members_of(told, own[0])
@@ -148,7 +158,7 @@ def through_memory(engine: Engine, timeout: float | None, join: Join) -> OverEng
     leaders = engine.split([tuple(first)], first if engine.rank in first else [engine.rank])
     local = join(own[1], len(members))
     machines = [first.index(by_machine[machine][0]) for machine, _, _ in told]
-    return Hierarchy(engine, leaders, local, members, machines, timeout)
+    return Hierarchy(engine, leaders, local, members, machines, timeout, agreement)
 
 
 def _members_of(told: list[tuple[str, int, int]], machine: str) -> list[int]:

@@ -74,21 +74,30 @@ class Lockstep:
     Attributes:
         phase: How many meetings there were.
         parity: Which of its two slots this rank writes next.
+        names: What errors call the ranks, by place.
         broken: Why the communicator cannot be used any more.
     """
 
-    def __init__(self, region: Region, rank: int, peers: Peers, sleeper: Sleeper) -> None:
+    def __init__(
+        self,
+        region: Region,
+        rank: int,
+        peers: Peers,
+        sleeper: Sleeper,
+        names: Sequence[int] | None = None,
+    ) -> None:
         layout = region.layout
         self.region = region
         self.rank = rank
         self.size: int = layout.size
+        self.names: Sequence[int] = names or range(layout.size)
         self.peers = peers
         self.sleeper = sleeper
         waited = region.controls[layout.waited(rank) :][: 8 * layout.size]
         self.tally: Tally = Tally(waited.cast("d"))
         self.phase: int = 0
         self.broken: BaseException | None = None
-        self.announcements: Announcements = Announcements(region.controls, layout, rank)
+        self.announcements: Announcements = Announcements(region.controls, layout, rank, self.names)
         self._slots = [
             [_slot(region, each, parity) for parity in (0, 1)] for each in range(layout.size)
         ]
@@ -261,13 +270,13 @@ class Lockstep:
         self, name: str, missing: Sequence[int], limit: float | None
     ) -> CollectiveTimeoutError:
         """The error that names who has not come."""
-        return _timeout_error(name, missing, f"in {limit:g} s")
+        return self._timeout_error(name, missing, f"in {limit:g} s")
 
     def find_loss(self, rank: int, name: str) -> Exception | None:
         """Why nothing more is to be expected of a rank; None if it is at work."""
         state = self.peers.state(rank)
         if state == LEFT:
-            return _loss(rank, name, f"has left (process {self.peers.pid(rank)})")
+            return self._loss(rank, name, f"has left (process {self.peers.pid(rank)})")
         if state == BROKEN:
             return self._explain_broken(rank, name)
         if not self.peers.is_gone(rank):
@@ -275,20 +284,32 @@ class Lockstep:
         if self.peers.state(rank) != state:  # it has said why before it ended
             return self.find_loss(rank, name)
         how = "ended before it called init_parallel_env" if state == ABSENT else "is gone"
-        return _loss(rank, name, f"(process {self.peers.pid(rank)}) {how}")
+        return self._loss(rank, name, f"(process {self.peers.pid(rank)}) {how}")
 
     def _explain_broken(self, rank: int, name: str) -> Exception:
         reason, about = self.peers.reason(rank)
         if reason == BY_TIMEOUT and about != self.rank:
-            return _timeout_error(name, [about], f"before rank {rank} gave up")
+            return self._timeout_error(name, [about], f"before rank {self.names[rank]} gave up")
         if reason == BY_LOSS and about != self.rank:
-            return _loss(about, name, f"is lost, as rank {rank} says")
+            return self._loss(about, name, f"is lost, as rank {self.names[rank]} says")
+        other = self.names[about]
         why = {
-            BY_TIMEOUT: f"gave up waiting for rank {about}, its timeout was over",
-            BY_MISMATCH: f"called something else than rank {about}",
+            BY_TIMEOUT: f"gave up waiting for rank {other}, its timeout was over",
+            BY_MISMATCH: f"called something else than rank {other}",
         }
         text = why.get(reason, "left a collective in the middle because of an exception")
-        return _loss(rank, name, text)
+        return self._loss(rank, name, text)
+
+    def _loss(self, rank: int, name: str, what: str) -> RankLostError:
+        who = self.names[rank]
+        return RankLostError(f"rank {who} {what}; this rank waits for it in {name}", who, name)
+
+    def _timeout_error(
+        self, name: str, missing: Sequence[int], when: str
+    ) -> CollectiveTimeoutError:
+        names = [self.names[rank] for rank in missing]
+        who = f"rank{'' if len(names) == 1 else 's'} {', '.join(map(str, names))}"
+        return CollectiveTimeoutError(f"{who} did not come to {name} {when}", (*names,), name)
 
     def open_from(self, rank: int, address: str) -> int:
         """A descriptor of a file that another rank has open.
@@ -313,18 +334,25 @@ class Lockstep:
         if self.broken is not None:
             return
         self.broken = error
-        reason, about = BY_EXCEPTION, self.rank
-        if isinstance(error, RankLostError):
-            reason, about = BY_LOSS, error.rank
-        elif isinstance(error, CollectiveTimeoutError):
-            reason, about = BY_TIMEOUT, error.missing[0]
-        elif isinstance(error, CollectiveMismatchError):
-            reason, about = BY_MISMATCH, error.ranks[1]
+        reason, about = self._reason_for(error)
         self.peers.say(BROKEN, reason, about)
         if reason != BY_MISMATCH and self._words[self._release] != self.phase & _MASK:
             # Who comes now must not go on as if this rank had. Of a mismatch, it has to see both.
             self._entries[self.phase & 1][self.rank] = (self.phase - 2) & _PHASE
         self.wake_all()
+
+    def _reason_for(self, error: BaseException) -> tuple[int, int]:
+        """The word for an error, and the place of the rank that it is about."""
+        reason, about = BY_EXCEPTION, -1
+        if isinstance(error, RankLostError):
+            reason, about = BY_LOSS, error.rank
+        elif isinstance(error, CollectiveTimeoutError):
+            reason, about = BY_TIMEOUT, min(error.missing, default=-1)
+        elif isinstance(error, CollectiveMismatchError):
+            reason, about = BY_MISMATCH, error.ranks[1]
+        if about not in self.names:  # an engine's error, or about a rank of another machine
+            return BY_EXCEPTION, self.rank
+        return reason, self.names.index(about)
 
     def leave(self) -> None:
         """This rank is done: tell the others, unless they know of a better reason already."""
@@ -356,13 +384,3 @@ class Lockstep:
 def _slot(region: Region, rank: int, parity: int) -> memoryview:
     at = region.layout.announcement(rank, parity) + INLINE_AT
     return region.controls[at : at + region.layout.inline]
-
-
-def _loss(rank: int, name: str, what: str) -> RankLostError:
-    return RankLostError(f"rank {rank} {what}; this rank waits for it in {name}", rank, name)
-
-
-def _timeout_error(name: str, missing: Sequence[int], when: str) -> CollectiveTimeoutError:
-    who = ", ".join(str(rank) for rank in missing)
-    noun = "rank" if len(missing) == 1 else "ranks"
-    return CollectiveTimeoutError(f"{noun} {who} did not come to {name} {when}", (*missing,), name)

@@ -99,7 +99,7 @@ class _File:
         self._long = whole.cast("Q")
         self._double = whole.cast("d")
         self._whole = whole
-        self._announcements = Announcements(whole, self._layout, 0)
+        self._announcements = Announcements(whole, self._layout, 0, range(size))
 
     def close(self) -> None:
         self._double.release()

@@ -10,8 +10,9 @@ import os
 from typing import Any, TypeVar
 
 from rankspawn.caller import at_users_line
+from rankspawn.parallel.agreeing import agree_on_calls
 from rankspawn.parallel.buffers import DeviceFlat, Flat, flatten, make, make_like, need_numpy
-from rankspawn.parallel.engine_calls import EngineCalling
+from rankspawn.parallel.engine_messages import EngineMessages
 from rankspawn.parallel.objects import pickled, unpickled
 from rankspawn.parallel.reducing import depends_on_place, reduce_into
 from rankspawn.parallel.splitting import members_of
@@ -21,19 +22,18 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from rankspawn.parallel.agreeing import Agreement
     from rankspawn.parallel.communicator import Communicator
     from rankspawn.parallel.engines import Engine
 
 T = TypeVar("T")
 # Bytes of each rank that are gathered at once, to be reduced.
 _PIECE = 1 << 20
-# A message up to this size does not wait until it is taken.
-_SMALL = 64 << 10
 # Of a number of bytes that others are told.
 _WORD = 8
 
 
-class OverEngine(EngineCalling):
+class OverEngine(EngineMessages):
     """Ranks over an engine; see :class:`rankspawn.parallel.communicator.Communicator`.
 
     Attributes:
@@ -42,8 +42,13 @@ class OverEngine(EngineCalling):
         backend: ``torch:gloo``, ``mpi`` and the like.
     """
 
-    def __init__(self, engine: Engine, timeout: float | None = None) -> None:
-        super().__init__(engine, timeout)
+    def __init__(
+        self,
+        engine: Engine,
+        timeout: float | None = None,
+        agreement: Agreement | None = None,
+    ) -> None:
+        super().__init__(engine, timeout, agreement)
         self._parts: list[Communicator] = []
 
     # -- reductions
@@ -51,14 +56,20 @@ class OverEngine(EngineCalling):
     @at_users_line
     def barrier(self, *, timeout: float | None = None) -> None:
         """Wait until all ranks have come here."""
-        self._run("barrier", 0, timeout, self._engine.barrier)
+        self._run("barrier", "", 0, timeout, self._engine.barrier)
 
     @at_users_line
     def all_reduce(self, buffer: T, op: str = "sum", *, timeout: float | None = None) -> T:
         """Reduce what all ranks have, in place; every rank gets the same bits."""
         flat = self._hold(buffer, writable=True)
         self._check_operation(flat, op)
-        self._run("all_reduce", flat.nbytes, timeout, lambda wait: self._reduce(flat, op, wait))
+        self._run(
+            "all_reduce",
+            f"{flat.text} op={op}",
+            flat.nbytes,
+            timeout,
+            lambda wait: self._reduce(flat, op, wait),
+        )
         if flat.write_back is not None:
             flat.write_back()
         return buffer
@@ -71,8 +82,14 @@ class OverEngine(EngineCalling):
         self._check_rank(dst, "dst")
         flat = self._hold(buffer, writable=self.rank == dst)
         self._check_operation(flat, op)
-        used = flat if self.rank == dst else _copy(flat)
-        self._run("reduce", flat.nbytes, timeout, lambda wait: self._reduce(used, op, wait))
+        used = flat if self.rank == dst else flat.copy()
+        self._run(
+            "reduce",
+            f"{flat.text} op={op} dst={dst}",
+            flat.nbytes,
+            timeout,
+            lambda wait: self._reduce(used, op, wait),
+        )
         if flat.write_back is not None and self.rank == dst:
             flat.write_back()
         return buffer
@@ -102,7 +119,7 @@ class OverEngine(EngineCalling):
 
         def body(wait: float | None) -> None:
             if isinstance(flat, DeviceFlat):
-                copy = _copy(flat)
+                copy = flat.copy()
                 self._reduce(copy, op, wait)
                 out.data[:] = _rows(copy.data, self.size)[self.rank]
             elif out.nbytes:
@@ -110,7 +127,7 @@ class OverEngine(EngineCalling):
                 self._swap(_rows(flat.data, self.size), parts, wait)
                 reduce_into(out.data, parts, flat.dtype, op)
 
-        self._run("reduce_scatter", flat.nbytes, timeout, body)
+        self._run("reduce_scatter", f"{flat.text} op={op}", flat.nbytes, timeout, body)
         return out.source
 
     # -- data that is moved
@@ -120,7 +137,13 @@ class OverEngine(EngineCalling):
         """Give all ranks what one has, in place."""
         self._check_rank(src, "src")
         flat = self._hold(buffer, writable=self.rank != src)
-        self._run("broadcast", flat.nbytes, timeout, lambda wait: self._give(flat, src, wait))
+        self._run(
+            "broadcast",
+            f"{flat.text} src={src}",
+            flat.nbytes,
+            timeout,
+            lambda wait: self._give(flat, src, wait),
+        )
         if flat.write_back is not None and self.rank != src:
             flat.write_back()
         return buffer
@@ -139,7 +162,7 @@ class OverEngine(EngineCalling):
             if flat.nbytes:
                 self._engine.all_gather(_rows(out.data, self.size), flat.data, wait)
 
-        self._run("all_gather", flat.nbytes, timeout, body)
+        self._run("all_gather", flat.text, flat.nbytes, timeout, body)
         return out.source
 
     @at_users_line
@@ -150,7 +173,11 @@ class OverEngine(EngineCalling):
         out = self._make_like(flat, (self.size, *flat.shape)) if self.rank == dst else None
         rows = [] if out is None else _rows(out.data, self.size)
         self._run(
-            "gather", flat.nbytes, timeout, lambda wait: self._collect(flat.data, rows, dst, wait)
+            "gather",
+            f"{flat.text} dst={dst}",
+            flat.nbytes,
+            timeout,
+            lambda wait: self._collect(flat.data, rows, dst, wait),
         )
         return None if out is None else out.source
 
@@ -173,7 +200,9 @@ class OverEngine(EngineCalling):
             flat = flatten(array, writable=False)
             self._check_rows(flat, "scatter")
         nbytes = 0 if flat is None else flat.nbytes
-        return self._run("scatter", nbytes, timeout, lambda wait: self._scatter(flat, src, wait))
+        return self._run(
+            "scatter", f" src={src}", nbytes, timeout, lambda wait: self._scatter(flat, src, wait)
+        )
 
     def _scatter(self, flat: Flat | None, src: int, wait: float | None) -> Any:
         mine = b"" if flat is None else pickled((flat.kind, flat.dtype, flat.shape[1:]))
@@ -198,7 +227,13 @@ class OverEngine(EngineCalling):
         self._check_rows(flat, "all_to_all")
         out = self._make_like(flat, flat.shape)
         rows, parts = _rows(flat.data, self.size), _rows(out.data, self.size)
-        self._run("all_to_all", flat.nbytes, timeout, lambda wait: self._swap(rows, parts, wait))
+        self._run(
+            "all_to_all",
+            flat.text,
+            flat.nbytes,
+            timeout,
+            lambda wait: self._swap(rows, parts, wait),
+        )
         return out.source
 
     def _swap(self, rows: Sequence[Any], parts: Sequence[Any], wait: float | None) -> None:
@@ -211,36 +246,7 @@ class OverEngine(EngineCalling):
             wait,
         )  # fmt: skip
 
-    # -- messages, objects
-
-    @at_users_line
-    def send(self, buffer: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
-        """Send to one rank; small messages do not wait until it takes them."""
-        self._check_message(dst, "dst", tag)
-        flat = self._hold(buffer, writable=False)
-
-        def body(wait: float | None) -> None:
-            if flat.nbytes > _SMALL or isinstance(flat, DeviceFlat):
-                self._engine.send(flat.data, dst, tag, wait)
-            elif flat.nbytes:
-                self._engine.post(flat.data, dst, tag)
-
-        self._run("send", flat.nbytes, timeout, body)
-
-    @at_users_line
-    def recv(self, buffer: T, src: int, tag: int = 0, *, timeout: float | None = None) -> T:
-        """Take the first message with this tag from one rank, in place."""
-        self._check_message(src, "src", tag)
-        flat = self._hold(buffer, writable=True)
-
-        def body(wait: float | None) -> None:
-            if flat.nbytes:
-                self._engine.recv(flat.data, src, tag, wait)
-
-        self._run("recv", flat.nbytes, timeout, body)
-        if flat.write_back is not None:
-            flat.write_back()
-        return buffer
+    # -- objects
 
     @at_users_line
     def broadcast_object(
@@ -252,6 +258,7 @@ class OverEngine(EngineCalling):
         return unpickled(
             self._run(
                 "broadcast_object",
+                f" src={src}",
                 len(mine),
                 timeout,
                 lambda wait: self._give_bytes(mine, src, wait),
@@ -272,7 +279,7 @@ class OverEngine(EngineCalling):
             self._collect(mine, [memoryview(each) for each in found], dst, wait)
             return found
 
-        found = self._run("gather_object", len(mine), timeout, body)
+        found = self._run("gather_object", f" dst={dst}", len(mine), timeout, body)
         return [unpickled(each) for each in found] if self.rank == dst else None
 
     @at_users_line
@@ -283,9 +290,8 @@ class OverEngine(EngineCalling):
         def body(wait: float | None) -> list[bytes]:
             return self._gather_bytes(mine, wait)
 
-        return [
-            unpickled(each) for each in self._run("all_gather_object", len(mine), timeout, body)
-        ]
+        found = self._run("all_gather_object", "", len(mine), timeout, body)
+        return [unpickled(each) for each in found]
 
     def _give_bytes(self, mine: bytes, src: int, wait: float | None) -> bytearray:
         """What one rank has; the others learn first how much it is."""
@@ -338,7 +344,7 @@ class OverEngine(EngineCalling):
                 [group for group in groups if len(group) > 1], members
             )
 
-        members, engine = self._run("split", len(mine), timeout, body)
+        members, engine = self._run("split", "", len(mine), timeout, body)
         if not members:
             return None
         part: Communicator
@@ -347,13 +353,18 @@ class OverEngine(EngineCalling):
 
             part = alone()
         else:
-            part = OverEngine(engine, self._timeout)
+            part = over_engine(engine, self._timeout)
         self._parts.append(part)
         return part
 
     def statistics(self) -> Statistics:
-        """What this rank has exchanged so far; engines do not say for whom it waited."""
-        return self._tally.read()
+        """What this rank has exchanged so far, and for whom of its machine it waited."""
+        own, found = self._tally.read(), self._agreement
+        if found is None or found.local is None:  # engines do not say
+            return own
+        local = found.local.statistics()
+        waited = {found.members[rank]: seconds for rank, seconds in local.waited_for.items()}
+        return Statistics(own.calls, own.bytes, own.seconds, local.waited, waited)
 
     def close(self) -> None:
         """Leave. A second call does nothing."""
@@ -362,17 +373,22 @@ class OverEngine(EngineCalling):
         self._closed = True
         for part in self._parts:
             part.close()
+        if self._agreement is not None:
+            self._agreement.close()
         self._engine.close()
+
+
+def over_engine(engine: Engine, timeout: float | None = None) -> OverEngine:
+    """The communicator of an engine's ranks, who agree on each call; all of them call it."""
+    return OverEngine(engine, timeout, agree(engine))
+
+
+def agree(engine: Engine) -> Agreement | None:
+    """What an engine's ranks do before each call; all of them call it."""
+    return agree_on_calls(engine, OverEngine(engine).all_gather_object)
 
 
 def _rows(data: Any, size: int) -> list[Any]:
     """Views of one equal part per rank."""
     each = len(data) // size
     return [data[rank * each : (rank + 1) * each] for rank in range(size)]
-
-
-def _copy(flat: Flat) -> Flat:
-    """The same data elsewhere."""
-    if isinstance(flat, DeviceFlat):
-        return flat.copy()
-    return Flat(None, memoryview(bytearray(flat.data)), flat.dtype, flat.itemsize, flat.shape)

@@ -45,7 +45,7 @@ def split(step: Lockstep, mine: bytes) -> Lockstep | None:
     fd = -1
     try:
         if members and members[0] == step.rank:
-            fd = _make_file()
+            fd = make_file()
             room = step.slot(step.rank, step.parity)
             room[:_ADDRESS_ROOM] = address_of(fd).encode().ljust(_ADDRESS_ROOM)
         parity = step.meet()
@@ -71,7 +71,8 @@ def split(step: Lockstep, mine: bytes) -> Lockstep | None:
     return part
 
 
-def _make_file() -> int:
+def make_file() -> int:
+    """A file that this user's processes may share."""
     fd = anonymous_file("rankspawn-part")
     os.fchmod(fd, 0o600)
     return fd
@@ -79,11 +80,20 @@ def _make_file() -> int:
 
 def make_region(size: int) -> Region:
     """Memory of its own, for the first rank of a group."""
-    return Region(_make_file(), size)
+    return Region(make_file(), size)
 
 
-def join_region(region: Region, rank: int, sleeper: Sleeper) -> Lockstep:
-    """Take part as this rank; the region is closed if that is not possible."""
+def join_region(
+    region: Region, rank: int, sleeper: Sleeper, names: Sequence[int] | None = None
+) -> Lockstep:
+    """Take part as this rank; the region is closed if that is not possible.
+
+    Args:
+        region: The memory.
+        rank: This rank's place in it.
+        sleeper: How to wait.
+        names: What the ranks are called in errors, by place; None for their places.
+    """
     peers = Peers(region, rank)
     try:
         peers.claim()
@@ -91,4 +101,4 @@ def join_region(region: Region, rank: int, sleeper: Sleeper) -> Lockstep:
         peers.close()
         region.close()
         raise
-    return Lockstep(region, rank, peers, sleeper)
+    return Lockstep(region, rank, peers, sleeper, names)

@@ -1,0 +1,83 @@
+"""Messages between two ranks over an engine, or in memory where it cannot carry them."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from rankspawn.caller import at_users_line
+from rankspawn.parallel.announcing import Call
+from rankspawn.parallel.buffers import DeviceFlat, Flat
+from rankspawn.parallel.engine_calls import EngineCalling
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.parallel.shared_memory import SharedMemory
+
+T = TypeVar("T")
+# A message up to this size does not wait until it is taken.
+_SMALL = 64 << 10
+
+
+class EngineMessages(EngineCalling):
+    """The messages of a communicator over an engine."""
+
+    @at_users_line
+    def send(self, buffer: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
+        """Send to one rank; small messages do not wait until it takes them."""
+        self._check_message(dst, "dst", tag)
+        flat = self._hold(buffer, writable=False)
+        carrier = self._carrier(dst)
+        if carrier is not None and not isinstance(flat, DeviceFlat):
+            carrier[0].send(flat, carrier[1], tag, timeout=timeout)
+            return
+
+        def body(wait: float | None) -> None:
+            if flat.nbytes > _SMALL or isinstance(flat, DeviceFlat):
+                self._engine.send(flat.data, dst, tag, wait)
+            elif flat.nbytes:
+                self._engine.post(flat.data, dst, tag)
+
+        self._guard(Call("send"), flat.nbytes, timeout, body)
+
+    @at_users_line
+    def recv(self, buffer: T, src: int, tag: int = 0, *, timeout: float | None = None) -> T:
+        """Take the first message with this tag from one rank, in place."""
+        self._check_message(src, "src", tag)
+        flat = self._hold(buffer, writable=True)
+        carrier = self._carrier(src)
+        if carrier is not None and not isinstance(flat, DeviceFlat):
+            carrier[0].recv(flat, carrier[1], tag, timeout=timeout)
+        else:
+            self._guard(
+                Call("recv"), flat.nbytes, timeout, lambda wait: self._take(flat, src, tag, wait)
+            )
+        if flat.write_back is not None:
+            flat.write_back()
+        return buffer
+
+    def _take(self, flat: Flat, src: int, tag: int, wait: float | None) -> None:
+        if flat.nbytes:
+            self._engine.recv(flat.data, src, tag, wait)
+
+    def _check_message(self, rank: int, name: str, tag: int) -> None:
+        self._check_rank(rank, name)
+        if rank == self.rank:
+            raise ValueError(f"{name}={rank} is this rank itself")
+        if self._carrier(rank) is not None:
+            return
+        if not self._engine.has_messages:
+            raise RuntimeError(
+                f"messages between two of {self.size} ranks do not arrive over {self.backend}: use "
+                "a collective"
+            )
+        if tag and not self._engine.has_tags:
+            raise ValueError(f"tag={tag}: messages over {self.backend} have no tags")
+
+    def _carrier(self, rank: int) -> tuple[SharedMemory, int] | None:
+        """Memory for messages that the engine cannot carry, and this rank's place in it."""
+        if self._engine.has_messages and self._engine.has_tags:
+            return None
+        found = self._agreement
+        if found is None or found.local is None or rank not in found.members:
+            return None
+        return found.local, found.members.index(rank)
