@@ -170,7 +170,8 @@ def _places(job: Job) -> list[Place]:
         name = kind if device is None else f"{kind} {device}"
         gpu = device if kind == "gpu" else None
         rank = topology.first_rank + index
-        places.append(Place(rank, index, topology.world_size, name, gpu))
+        where = (topology.node_rank, os.uname().nodename)
+        places.append(Place(rank, index, topology.world_size, name, gpu, *where))
     return places
 
 

@@ -12,6 +12,7 @@ import pytest
 from rankspawn import handlers
 from rankspawn.interrupts import ENDING, Signals
 from rankspawn.launch.agent import Agent
+from rankspawn.launch.config import LaunchConfig
 from rankspawn.launch.pod import Ending
 from rankspawn.launch.programs import TRAINER, Node, ProgramSpec
 from rankspawn.launch.session import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 START = StartWorkers(1, (Node(0, "10.0.0.1", ()), Node(1, "10.0.0.2", ())), 1, 0, "run")
 SPEC = ProgramSpec(TRAINER, 3, ("x",), {}, "workerlog.3", False)
 FAILURE = Ending("rank 3", SPEC, Outcome(3, 42, End.DIED, 7, 0, True), 1.0, "/nowhere", 0)
+CONFIG = LaunchConfig(script="train.py")
 LEFT = JobResult((Cause("left", "node 1 was ended", 130),))
 
 
@@ -78,8 +80,8 @@ class Here:
 
     host = "10.0.0.2"
 
-    def __init__(self, pod: FakePod) -> None:
-        self._pod = pod
+    def __init__(self, pod: FakePod, config: LaunchConfig = CONFIG) -> None:
+        self._pod, self.config = pod, config
 
     def start(self, _: StartWorkers) -> FakePod:
         return self._pod
@@ -122,10 +124,11 @@ def run(
     happens: Callable[[FakePod], None],
     *batches: list[Instruction],
     while_stopping: Callable[[], None] = lambda: None,
+    config: LaunchConfig = CONFIG,
 ) -> tuple[JobResult, list[str]]:
     """The result, and what the session and the pod were told meanwhile."""
     log: list[str] = []
-    here = cast("ThisNode", Here(FakePod(log, happens, while_stopping=while_stopping)))
+    here = cast("ThisNode", Here(FakePod(log, happens, while_stopping=while_stopping), config))
     session = cast("Session", Script(log, [START], *batches))
     return Agent(here, signals).run(lambda: session), log
 
@@ -207,3 +210,28 @@ def test_nothing_runs_after_an_error(signals: Signals) -> None:
     with pytest.raises(MemoryError):
         Agent(here, signals).run(lambda: session)
     assert log == ["stop", "stopped", "close"]
+
+
+class Waits(Script):
+    """A session that has nothing to say until it is told that the node leaves."""
+
+    def take(self) -> list[Instruction]:
+        if "leave" in self._log:
+            return [JobOver(LEFT)]
+        return next(self._batches, [])
+
+
+def test_the_end_of_its_time(signals: Signals) -> None:
+    def run_on(pod: FakePod) -> None:
+        pod.endings = [Ending("rank 3", SPEC, None, 1.0, "/nowhere", 0)]
+
+    log: list[str] = []
+    config = LaunchConfig(script="train.py", timeout=0.01)
+    here = cast("ThisNode", Here(FakePod(log, run_on), config))
+
+    result = Agent(here, signals).run(lambda: cast("Session", Waits(log, [START], [])))
+
+    assert result.exit_code == 124
+    assert "--timeout" in result.text
+    assert "still running: rank 3" in result.text
+    assert log.index("leave") < log.index("stop")

@@ -69,6 +69,15 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "workers": ("a:3", {"trainers": ("a:3",)}),
     "worker_num": ("2", {"trainer_num": 2}),
     "http_port": ("7777", {"gloo_port": 7777}),
+    "timeout": ("90", {"timeout": 90.0}),
+    "restart_exit_codes": ("1,75", {"restart_exit_codes": frozenset({1, 75})}),
+    "no_restart_exit_codes": ("2", {"no_restart_exit_codes": frozenset({2})}),
+    "tee_all": ("yes", {"tee_all": True}),
+    "ranks_filter": ("0,3", {"ranks_filter": frozenset({0, 3})}),
+    "prefix": ("<{rank}>", {"prefix": "<{rank}>"}),
+    "progress": ("yes", {"progress": True}),
+    "env": ("A=b=c", {"env": (("A", "b=c"),)}),
+    "env_file": ("vars", {"env_file": "vars"}),
 }
 
 

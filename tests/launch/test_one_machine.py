@@ -326,7 +326,9 @@ class TestOutput:
         for word in ("one", "two"):
             done = run_script(tmp_path, f"print('{word}')")
             assert done.output == f"{word}\n"
-        assert done.log("workerlog.1") == "one\ntwo\n"
+        first, between, second = done.log("workerlog.1").splitlines()
+        assert (first, second) == ("one", "two")
+        assert between.startswith("==== ")
 
     def test_log_overwrite(self, tmp_path: Path) -> None:
         for word in ("one", "two"):
@@ -450,9 +452,9 @@ class TestEnds:
         )
         assert done.code in (3, 4)
         lines = done.errors.splitlines()
-        assert lines[-1] == "the end"
+        assert lines[-1] == "  | the end"
         assert "100" in lines[-2]
-        assert "1" not in lines
+        assert "  | 1" not in lines
 
     def test_nothing_was_printed(self, tmp_path: Path) -> None:
         done = rankrun(tmp_path, "--nproc_per_node", "1", "false")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import selectors
 import signal
+import time
 
 from rankspawn.interrupts import ImpatientError, Signals
 from rankspawn.launch.flags import UsageError
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from rankspawn.supervise.outcome import Outcome
 
 logger: logging.Logger = get_logger(__name__)
+
+_TIMED_OUT = 124  # as timeout(1) has it
+_NAMED = 8
 
 
 class Agent:
@@ -50,6 +54,9 @@ class Agent:
         self._started: StartWorkers | None = None
         # What the session knows about the pod.
         self._told_failed = self._told_done = False
+        # When the time of the job is over, from its first start on, and who ran then.
+        self._deadline: float | None = None
+        self._still_running = ""
 
     def run(self, join: Callable[[], Session]) -> JobResult:
         """Take part until the job is over; nothing runs here any more when it returns or raises.
@@ -65,7 +72,7 @@ class Agent:
             with self._signals.impatient(at_first=True):
                 self._session = join()
         except ImpatientError:  # before it met anybody
-            return self._ended_by_signal()
+            return JobResult((self._own_end,))
         with selectors.DefaultSelector() as self._selector:
             try:
                 return self._take_part()
@@ -83,14 +90,25 @@ class Agent:
         if over is None:
             over = self._leave()
             if over is None or _is_a_leave(over):
-                over = self._ended_by_signal()
+                over = JobResult((self._own_end,))
         self._close_session()
         return over
 
-    def _ended_by_signal(self) -> JobResult:
-        """The result of a job that ends because somebody wants it to."""
-        assert self._signals.ending is not None, "it is the reason"
-        return JobResult((Cause("left", "", 128 + self._signals.ending),))
+    @property
+    def _own_end(self) -> Cause:
+        """Why this launcher ends the job: somebody wants it to, or the time is over."""
+        if self._signals.ending is not None:
+            return Cause("left", "", 128 + self._signals.ending)
+        limit = self._here.config.timeout
+        text = f"ended after {limit:g} s, the time that --timeout gives the whole job"
+        return Cause("left", text + self._still_running, _TIMED_OUT)
+
+    def _time_is_over(self) -> bool:
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def _time_left(self) -> float | None:
+        """Seconds to wait at most; None if there is no limit."""
+        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def _follow(self, *, leaving: bool = False) -> JobResult | None:
         """Do what the session says until the job is over; None if a signal asks us to end."""
@@ -108,17 +126,20 @@ class Agent:
                     self._obey(instruction)
             # Between the look at the programs and what is told of them: Ctrl-C reaches them as
             # well, and those that it has ended have not failed.
-            if self._signals.ending is not None and not leaving:
+            if not leaving and (self._signals.ending is not None or self._time_is_over()):
                 return None
             if not self._tell():
-                self._selector.select()
+                self._selector.select(None if leaving else self._time_left())
 
     def _leave(self) -> JobResult | None:
         """End what runs here and tell the others why; None if nobody wants to wait for that."""
-        assert self._signals.ending is not None, "it is the reason"
-        name = signal_name(self._signals.ending)
-        text = f"{self._own_name()} was ended by {name} to its launcher"
-        self._session.leave(text, exit_code=self._ended_by_signal().exit_code)
+        if self._signals.ending is not None:
+            name = signal_name(self._signals.ending)
+            text = f"{self._own_name()} was ended by {name} to its launcher"
+        else:
+            self._still_running = self._name_running()
+            text = f"{self._own_name()} was {self._own_end.text}"
+        self._session.leave(text, exit_code=self._own_end.exit_code)
         self._end_pod()
         try:
             with self._signals.impatient():
@@ -164,6 +185,8 @@ class Agent:
             return
         self._told_failed = self._told_done = False
         self.tries += 1
+        if self._deadline is None and self._here.config.timeout is not None:
+            self._deadline = time.monotonic() + self._here.config.timeout
         self._selector.register(self._pod, selectors.EVENT_READ)
 
     def _collect(self) -> None:
@@ -201,10 +224,17 @@ class Agent:
 
         assert cause.outcome is not None, "what failed has ended"
         lines = read_tail(cause.log, start=cause.log_start, lines=LINES_READ)
+        exit_code, why_not = exit_code_of(cause.outcome), ""
+        if self._here.config.may_go_on:
+            from rankspawn.launch.retrying import why_not_again
+
+            why_not = why_not_again(self._here.config, exit_code, lines)
+        host = os.uname().nodename
         self._session.failed(
             generation,
-            exit_code=exit_code_of(cause.outcome),
-            text=describe_cause(cause, lines, host=os.uname().nodename),
+            exit_code=exit_code,
+            text=describe_cause(cause, lines, host=host, no_restart=why_not),
+            is_final=bool(why_not),
             brief=f"{cause.name} failed ({describe_end(cause.outcome)}), its log is {cause.log}",
         )
 
@@ -246,6 +276,13 @@ class Agent:
             self._session.done(started.generation)
         else:
             self._session.stopped(started.generation, fresh_ports=self._here.fresh_ports)
+
+    def _name_running(self) -> str:
+        if self._pod is None:
+            return ""
+        names = [ending.name for ending in self._pod.endings if ending.outcome is None]
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        return f"; still running: {', '.join(names[:_NAMED])}{more}" if names else ""
 
     def _own_name(self) -> str:
         if self._started is None:

@@ -59,6 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _configure(argv: Sequence[str]) -> LaunchConfig:
     """What was asked for, completed by the scheduler that we run under, if any."""
     config = settle_runner(fill(read_config(argv, os.environ), os.environ))
+    if config.env_file is not None:
+        from rankspawn.launch.env_file import with_env_file
+
+        config = with_env_file(config)
     _show_from(config.log_level)
     for note in config.notes:
         logger.warning("%s", note)
@@ -89,13 +93,17 @@ def _run_job(config: LaunchConfig, argv: Sequence[str], signals: Signals) -> int
     from rankspawn.machine import RealMachine
     from rankspawn.workers.follow import LogFollower
 
-    follower = LogFollower(1)
+    follower, shown = LogFollower(1), None
     try:
+        if config.shows_ranks:
+            from rankspawn.launch.showing import Shown
+
+            shown = Shown(config)
         machine = RealMachine()
         others = _Others(config, machine, argv) if config.spans_machines else None
         try:
             _check_script(config)
-            with closing(ThisNode(config, machine, follower)) as here:
+            with closing(ThisNode(config, machine, follower, shown)) as here:
                 agent = Agent(here, signals)
                 result = agent.run(lambda: others.meet(here) if others else _be_alone(here))
         except (UsageError, OSError) as error:
@@ -104,6 +112,8 @@ def _run_job(config: LaunchConfig, argv: Sequence[str], signals: Signals) -> int
             raise
     finally:
         _wait_for_terminal(follower.finish, signals)
+        if shown is not None:
+            _wait_for_terminal(shown.finish, signals)
     _say_goodbye(result, agent, signals.ending)
     return result.exit_code
 

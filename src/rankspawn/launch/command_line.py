@@ -61,16 +61,35 @@ def split_flags(argv: Sequence[str], flags: Sequence[Flag]) -> tuple[Found, list
             candidates = _meant(written, by_name)
         if not candidates:
             raise UsageError(_unknown(word, by_name))
+        candidates = [
+            _own_tee(flag, text if equals else None, words, by_name) for flag in candidates
+        ]
         if not equals:
             text = _take_value(candidates[0], words)
         if len(candidates) == 1:
-            found[candidates[0].name] = (candidates[0], text)
+            _keep(candidates[0], text, found)
         else:
             unclear.append((candidates, text))
     for candidates, text in unclear:
         flag = _settle(candidates, [flag for flag, _ in found.values()])
         found[flag.name] = (flag, text)
     return found, words
+
+
+def _own_tee(flag: Flag, text: str | None, words: Sequence[str], table: Mapping[str, Flag]) -> Flag:
+    """``--tee`` is torchrun's if what follows says which streams, and else our own."""
+    if flag.name != "tee" or "tee_all" not in table:
+        return flag
+    given = text if text is not None else words[0] if words else ""
+    is_streams = given != "" and set(given) <= set("0123456789:,")
+    is_own = not is_streams and (text is None or is_switch_word(given))
+    return table["tee_all"] if is_own else flag
+
+
+def _keep(flag: Flag, text: str, found: Found) -> None:
+    if flag.repeats and flag.name in found:
+        text = f"{found[flag.name][1]}\n{text}"
+    found[flag.name] = (flag, text)
 
 
 def read_variables(

@@ -17,7 +17,7 @@ from rankspawn.launch.merging import COLLECTIVE, merge, set_device_type
 from rankspawn.plan.devices import VENDORS
 from rankspawn.plan.environ import WORKER_VARIABLE
 from rankspawn.plan.topology import FIRST_PORT, plain
-from rankspawn.values import dataclass, field
+from rankspawn.values import dataclass, field, replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -69,6 +69,15 @@ class LaunchConfig:
         agent_store: torch's store is hosted beside the workers, not by the first of them.
         heter_workers: Endpoints of all stages one after the other; ``heter_worker_num`` has how
             many there are in each.
+        timeout: Seconds for the whole job from its first start on; None for no limit.
+        restart_exit_codes: The exit codes after which a failed worker is worth a restart; None
+            for all but ``no_restart_exit_codes``.
+        tee_all: What all ranks of this node print is shown.
+        ranks_filter: The ranks whose output is shown; None for no choice.
+        prefix: What stands before each shown line, as a template.
+        progress: There is a view of all ranks of this node.
+        env: Variables of the workers, which win over all others.
+        env_file: A file with more of them.
         given: Fields that a flag or a variable filled, so that a scheduler fills others only.
         notes: What the user should be told, such as a deprecated flag.
     """
@@ -121,6 +130,16 @@ class LaunchConfig:
     numa_binding: str | None = None
     rpc: bool = False
     agent_store: bool = False
+    timeout: float | None = None
+    restart_exit_codes: frozenset[int] | None = None
+    no_restart_exit_codes: frozenset[int] = frozenset()
+    tee_all: bool = False
+    ranks_filter: frozenset[int] | None = None
+    prefix: str | None = None
+    progress: bool = False
+    # It may hold secrets.
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    env_file: str | None = None
     given: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
 
@@ -128,6 +147,17 @@ class LaunchConfig:
     def is_elastic(self) -> bool:
         """Whether the number of nodes may change while the job runs."""
         return self.min_nodes < self.max_nodes
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether workers may be started again after one failed."""
+        return self.is_elastic or self.elastic_level >= 0
+
+    @property
+    def shows_ranks(self) -> bool:
+        """Whether more is shown than the terminal's rank as it is."""
+        chosen = self.tee_all or self.ranks_filter is not None or self.progress
+        return chosen or (self.prefix is not None and self.streams is None)
 
     @property
     def spans_machines(self) -> bool:
@@ -163,6 +193,10 @@ _COLLECTIVE_ONLY = {
     "numa_binding": "--numa_binding",
     "own_devices": "--virtual_local_rank",
     "agent_store": "--agent_store",
+    "tee_all": "--tee",
+    "ranks_filter": "--ranks_filter",
+    "progress": "--progress",
+    "prefix": "--prefix",
 }
 # In a worker of ours these describe the job that it belongs to; a launch inside of it is a
 # matter of this machine alone.
@@ -254,15 +288,34 @@ def _settle(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
         if name in values and settled["run_mode"] != COLLECTIVE:
             settled.pop(name)
             notes.append(f"{words} has no effect with --run_mode {settled['run_mode']}")
+    settled |= _shown(settled)
     is_elastic = settled["min_nodes"] < settled["max_nodes"]
     if is_elastic or values.get("elastic_level", -1) >= 0:
         settled.setdefault("node_timeout", _ELASTIC_TIMEOUT)
+    if not is_elastic and values.get("elastic_level", -1) < 0:
+        notes += [
+            f"--{name} has no effect: without --elastic_level 1 nothing is started again"
+            for name in ("restart_exit_codes", "no_restart_exit_codes")
+            if name in given
+        ]
     if "max_restart" in given and not is_elastic and values.get("elastic_level", -1) != 1:
         notes.append(
             "--max_restart has no effect: without --elastic_level 1 nothing is restarted after a "
             "failure"
         )
     return settled | {"given": given}
+
+
+def _shown(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Our own words for what is shown, among torchrun's."""
+    streams = values.get("streams")
+    if streams is None:
+        return {}
+    if values.get("progress"):
+        raise UsageError("--progress and torchrun's words both want the terminal: leave one out")
+    if values.get("ranks_filter") is not None:
+        raise UsageError("--ranks_filter is none of torchrun's words: give --local_ranks_filter")
+    return {"streams": replace(streams, tee=3), "tee_all": False} if values.get("tee_all") else {}
 
 
 def _worker_count(values: dict[str, Any]) -> dict[str, Any]:

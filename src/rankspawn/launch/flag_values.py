@@ -88,6 +88,39 @@ def seconds(origin: str, given: str) -> float:
     return value
 
 
+def time_limit(origin: str, given: str) -> float:
+    """A duration above 0."""
+    value = seconds(origin, given)
+    if not value:
+        raise ValueError(f"{origin}={given} leaves no time: leave it out for no limit")
+    return value
+
+
+def exit_codes(origin: str, given: str) -> frozenset[int]:
+    """Exit codes of failures, as a comma list; 128 and its number for a signal."""
+    return frozenset(number(1, 255)(origin, entry) for entry in given.split(","))
+
+
+def template(origin: str, given: str) -> str:
+    """A prefix of lines, with what may stand in braces."""
+    from rankspawn.view.prefix import check_prefix
+
+    check_prefix(origin, given)
+    return given
+
+
+def assignments(origin: str, given: str) -> tuple[tuple[str, str], ...]:
+    """``NAME=VALUE``, one a line."""
+    found = []
+    for line in filter(str.strip, given.splitlines()):
+        name, equals, value = line.partition("=")
+        if not equals or not name.strip() or not name.isprintable() or " " in name.strip():
+            # Without the value: it may be a secret.
+            raise ValueError(f"{origin}: {name!r} is no NAME=VALUE, such as OMP_NUM_THREADS=4")
+        found.append((name.strip(), value))
+    return tuple(found)
+
+
 def node_timeout(origin: str, given: str) -> float:
     """How long a node may be silent: not less than a busy machine is, now and then."""
     value = seconds(origin, given)

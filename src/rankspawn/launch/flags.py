@@ -6,12 +6,13 @@ Pure. :mod:`~rankspawn.launch.command_line` reads a command line by it, and make
 from __future__ import annotations
 
 from rankspawn.launch import flag_values as read
+from rankspawn.launch.flag import BOTH as _BOTH
+from rankspawn.launch.flag import OURS as _OURS
+from rankspawn.launch.flag import PADDLE as PADDLE
+from rankspawn.launch.flag import TORCHRUN as TORCHRUN
+from rankspawn.launch.flag import Flag as Flag
+from rankspawn.launch.flag import torchruns as _torchruns
 from rankspawn.option_values import HIGHEST_PORT
-
-TYPE_CHECKING = False  # typing's own, without the import of typing
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 
 # Exit codes, as shells have them.
 WRONG_USAGE = 2
@@ -36,102 +37,6 @@ class HelpRequest(Exception):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.text = text
-
-
-PADDLE, TORCHRUN = "paddle", "torchrun"
-_BOTH = (PADDLE, TORCHRUN)
-_OURS: tuple[str, ...] = ()
-
-
-class Flag:
-    """A flag of the command line, and how its value is read.
-
-    Attributes:
-        name: With underscores, without dashes.
-        read: From its origin (for messages) and its text to its value.
-        help: What it is for; with its default, if that is not plain.
-        sets: The field that it fills; several flags may fill the same.
-        deprecated: What to write instead.
-        is_switch: It may stand without a value, and then means yes.
-        is_bare: It never has a value, as torchrun's switches.
-        of: The launchers that have it; nobody else, if it is ours alone.
-        letter: Its short form, without the dash.
-        begins: A word of torchrun's that begins with this one, which torchrun takes it for.
-        instead: What is done in its place; then it has no effect, and this is said.
-    """
-
-    # No dataclass: what makes one takes longer than the whole table.
-    __slots__ = (
-        *("name", "read", "help", "sets", "other_variable", "deprecated", "is_switch"),
-        *("is_bare", "of", "letter", "begins", "instead"),
-    )
-
-    def __init__(
-        self,
-        name: str,
-        read: Callable[[str, str], object],
-        help_: str,
-        sets: str = "",
-        *,
-        other_variable: str = "",
-        deprecated: str = "",
-        is_switch: bool = False,
-        is_bare: bool = False,
-        of: tuple[str, ...] = (PADDLE,),
-        letter: str = "",
-        begins: str = "",
-        instead: str = "",
-    ) -> None:
-        self.name: str = name
-        self.read: Callable[[str, str], object] = read
-        self.help: str = help_
-        self.sets: str = sets
-        self.other_variable: str = other_variable
-        self.deprecated: str = deprecated
-        self.is_switch: bool = is_switch
-        self.is_bare: bool = is_bare
-        self.of: tuple[str, ...] = of
-        self.letter: str = letter
-        self.begins: str = begins
-        self.instead: str = instead
-
-    @property
-    def field(self) -> str:
-        """The field of the configuration that it fills."""
-        return self.sets or self.name
-
-    @property
-    def variable(self) -> str:
-        """The variable that is read where the flag is absent."""
-        if self.of == (TORCHRUN,):
-            return self.torchruns_variable
-        return self.other_variable or f"PADDLE_{self.name.upper()}"
-
-    @property
-    def torchruns_variable(self) -> str:
-        """The variable that torchrun reads where the flag is absent."""
-        return f"PET_{self.name.upper()}"
-
-    @property
-    def written(self) -> str:
-        """The flag as it is written on the command line."""
-        return f"--{self.name}"
-
-
-def _torchruns(
-    name: str,
-    reader: Callable[[str, str], object],
-    help_: str,
-    letter: str = "",
-    *,
-    sets: str = "",
-    instead: str = "",
-) -> Flag:
-    """A word that torchrun alone has; its switches never have a value."""
-    bare = reader is read.switch
-    return Flag(
-        name, reader, help_, sets, is_bare=bare, of=(TORCHRUN,), letter=letter, instead=instead
-    )
 
 
 # Grouped as `rankrun --help` shows them.
@@ -218,6 +123,24 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             of=_OURS,
         ),
         Flag("grace_period", read.seconds, "seconds between SIGTERM and SIGKILL (10)", of=_OURS),
+        Flag(
+            "timeout",
+            read.time_limit,
+            "seconds for the whole job, restarts included, from its first start on",
+            of=_OURS,
+        ),
+        Flag(
+            "restart_exit_codes",
+            read.exit_codes,
+            "start again only after these exit codes of a failed worker, such as 1,75",
+            of=_OURS,
+        ),
+        Flag(
+            "no_restart_exit_codes",
+            read.exit_codes,
+            "do not start again after these",
+            of=_OURS,
+        ),
     ),
     "output": (
         Flag("log_dir", read.text, "folder of the workers' logs (log)", of=_BOTH),
@@ -227,6 +150,27 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             read.switch,
             "empty the logs of the last run first; without it they go on",
             is_switch=True,
+        ),
+        Flag(
+            "tee_all",
+            read.switch,
+            "show what all ranks print, each line with a prefix; --tee without a value is the same",
+            is_switch=True,
+            of=_OURS,
+        ),
+        Flag("ranks_filter", read.ranks, "show what these ranks print, as 0,1", of=_OURS),
+        Flag(
+            "prefix",
+            read.template,
+            "what stands before each shown line: [rank {rank}], {local_rank}, {node}, {host} …",
+            of=_OURS,
+        ),
+        Flag(
+            "progress",
+            read.switch,
+            "show what all ranks of this node do, as spawn does",
+            is_switch=True,
+            of=_OURS,
         ),
     ),
     "parameter servers": (
@@ -277,6 +221,15 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             is_switch=True,
             of=_OURS,
         ),
+        Flag(
+            "env",
+            read.assignments,
+            "a variable of the workers, NAME=VALUE; it can be given again, for others",
+            other_variable="PADDLE_LAUNCH_ENV",
+            of=_OURS,
+            repeats=True,
+        ),
+        Flag("env_file", read.text, "a file with such lines", of=_OURS),
         _torchruns("no_python", read.switch, "the script is a program, also if it ends in .py"),
         _torchruns("run_path", read.switch, "the script is run by runpy.run_path"),
     ),

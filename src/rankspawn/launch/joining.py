@@ -49,6 +49,11 @@ _NOT_FOR_OTHERS = frozenset(
 )
 
 
+# Launchers of one machine are there after a moment; on several, each would wait at its own
+# loopback address for ever.
+_LOOPBACK_SECONDS = 30.0
+
+
 @dataclass(frozen=True, slots=True)
 class JoinPlan:
     """How the nodes of a job find each other.
@@ -154,7 +159,8 @@ def command_for_others(
     ]
     for flag, text in (*found.values(), *pet, *told):
         if flag.name not in _NOT_FOR_OTHERS:
-            flags += [flag.written] if flag.is_bare else [flag.written, text]
+            for part in text.splitlines() if flag.repeats else [text]:
+                flags += [flag.written] if flag.is_bare else [flag.written, part]
     if words and words[0].startswith("-"):
         words.insert(0, "--")
     secret = f"RANKSPAWN_JOB_TOKEN={token} " if token else ""
@@ -182,10 +188,11 @@ def begin_session(plan: JoinPlan, here: ThisNode, argv: Sequence[str]) -> Shared
     try:
         ports = here.hold_ports(opened.host)
         if token is not None:
-            _warn_about_loopback(opened)
+            _warn_about_loopback(opened, terms.join_timeout)
         if token is None or plan.master is not None:
             serves = "; this node serves it" if opened.master is not None else ""
-            logger.info("the nodes meet at %s%s", opened.address, serves)
+            patience = f", within {terms.join_timeout:g} s" if terms.min_nodes > 1 else ""
+            logger.info("the nodes meet at %s%s%s", opened.address, patience, serves)
         else:
             _tell_place(opened.address, token, here.config, argv)
         return SharedSession(
@@ -264,8 +271,17 @@ def _job_terms(plan: JoinPlan, config: LaunchConfig) -> JobTerms:
         answer_seconds=min(3.0, 0.3 * lease),
         expected=plan.hosts,
         roles=role_terms(config),
-        join_timeout=config.join_timeout,
+        join_timeout=_join_seconds(plan, config),
     )
+
+
+def _join_seconds(plan: JoinPlan, config: LaunchConfig) -> float:
+    """How long the fewest nodes may take to come; not long where only one machine's can."""
+    if plan.master is None or plan.hosts or "join_timeout" in config.given:
+        return config.join_timeout
+    master = read_master(plan.master)
+    is_own = not master.is_etcd and is_loopback(master.host)
+    return min(config.join_timeout, _LOOPBACK_SECONDS) if is_own else config.join_timeout
 
 
 def _token(plan: JoinPlan) -> Token | None:
@@ -315,7 +331,7 @@ def _tell_place(address: str, token: Token, config: LaunchConfig, argv: Sequence
     logger.critical("on each of the other nodes, type%s:\n  %s", hint, command)
 
 
-def _warn_about_loopback(opened: OpenStore) -> None:
+def _warn_about_loopback(opened: OpenStore, seconds: float) -> None:
     if is_loopback(read_master(opened.address).host):
         where, flag = opened.address, "--master"
     elif is_loopback(opened.host):
@@ -324,9 +340,10 @@ def _warn_about_loopback(opened: OpenStore) -> None:
         return
     logger.warning(
         "%s can be reached on this machine only: for nodes on others, name an address at which "
-        "they reach this one with %s",
+        "they reach this one with %s; the nodes of this machine have %g s to come (--join_timeout)",
         where,
         flag,
+        seconds,
     )
 
 

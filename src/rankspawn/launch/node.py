@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rankspawn.launch.config import LaunchConfig
     from rankspawn.launch.programs import ProgramSpec
     from rankspawn.launch.session import StartWorkers
+    from rankspawn.launch.showing import Shown
     from rankspawn.plan.devices import Machine
     from rankspawn.plan.resources import Resources
     from rankspawn.workers.agent_store import AgentStore
@@ -39,6 +40,7 @@ class ThisNode:
         config: What was asked for.
         machine: The machine that this is.
         follower: Shows what belongs on the terminal.
+        shown: Shows more than that, if it is asked for.
 
     Attributes:
         config: The same, with an absolute path of the logs.
@@ -48,11 +50,18 @@ class ThisNode:
         UsageError: The options contradict each other or this machine.
     """
 
-    def __init__(self, config: LaunchConfig, machine: Machine, follower: LogFollower) -> None:
+    def __init__(
+        self,
+        config: LaunchConfig,
+        machine: Machine,
+        follower: LogFollower,
+        shown: Shown | None = None,
+    ) -> None:
         self.config: LaunchConfig = replace(config, log_dir=os.path.abspath(config.log_dir))
         self.machine = machine
         self.host: str = ""
         self._follower = follower
+        self._shown = shown
         self._held: HeldPorts | None = None
         self._was_started = False
         if config.run_mode != "ipu":
@@ -114,19 +123,25 @@ class ThisNode:
             UsageError: The options, or what the nodes bring along, do not fit together.
         """
         resources: list[Closable] = []
-        keep_logs = self._was_started or instruction.restarts > 0 or not self.config.log_overwrite
+        is_first = not self._was_started and not instruction.restarts
         try:
-            specs = self._logs.claim(self._plan(instruction, resources), instruction, resources)
+            planned = self._plan(instruction, resources)
+            if self.config.env:
+                own = dict(self.config.env)
+                planned = [replace(spec, env={**spec.env, **own}) for spec in planned]
+            specs = self._logs.claim(planned, instruction, resources)
             store = self._make_store(instruction)
             pod = Pod(
                 specs,
                 log_dir=self._logs.path,
-                keep_logs=keep_logs,
+                keep_logs=not is_first or not self.config.log_overwrite,
+                is_first=is_first,
                 grace=self.config.grace_period,
                 follower=self._follower,
                 resources=resources,
                 outer_mark=instruction.mark,
                 store=store,
+                shown=self._shown,
             )
         except BaseException:
             for resource in resources:
@@ -213,8 +228,11 @@ class ThisNode:
         logger.info("%s%s, logs in %s", where, count_workers(len(specs)), self._logs.path)
         for spec in specs:
             # Only what we set ourselves: the rest of the environment is nobody else's business.
+            users = dict(self.config.env)
             variables = " ".join(
-                f"{name}={value}" for name, value in sorted(spec.env.items()) if value is not None
+                f"{name}={value}"
+                for name, value in sorted(spec.env.items())
+                if value is not None and name not in users
             )
             logger.debug("%s: %s\n  %s", name_of(spec), " ".join(spec.command), variables)
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankspawn.descriptors import Closable
+    from rankspawn.launch.showing import Shown
     from rankspawn.launch.torchrun import OwnStreams
     from rankspawn.supervise.outcome import Outcome
     from rankspawn.workers.agent_store import AgentStore
@@ -59,11 +60,13 @@ class Pod:
         specs: What to start.
         log_dir: The folder of their logs.
         keep_logs: Logs go on where they ended; otherwise they are emptied first.
+        is_first: What is in them is of another run, and a line says where this one begins.
         grace: Seconds between SIGTERM and SIGKILL.
         follower: Shows the logs of those that belong on the terminal.
         resources: What the programs need while they run; closed with the pod.
         outer_mark: A mark for all of them to carry beside the pod's own.
         store: Hosts torch's store; started before them, closed with the pod.
+        shown: Shows their output in place of the follower, where more than that is asked for.
 
     Raises:
         OSError: One of them could not be started; none is left.
@@ -75,17 +78,23 @@ class Pod:
         *,
         log_dir: str,
         keep_logs: bool,
+        is_first: bool = False,
         grace: float,
         follower: LogFollower,
         resources: Sequence[Closable] = (),
         outer_mark: str | None = None,
         store: AgentStore | None = None,
+        shown: Shown | None = None,
     ) -> None:
         self.specs: list[ProgramSpec] = list(specs)
         self._grace = grace
         self._follower = follower
+        self._shown = shown
         self._logs = [os.path.join(log_dir, spec.log_name) for spec in specs]
         self._log_starts = [_size(path) if keep_logs else 0 for path in self._logs]
+        for index, start in enumerate(self._log_starts):
+            if start and is_first:
+                self._log_starts[index] = _separate(self._logs[index], specs[index].command)
         self._error_logs = [
             None if spec.streams is None else os.path.join(log_dir, spec.streams.error_log_name)
             for spec in specs
@@ -114,6 +123,9 @@ class Pod:
 
     def _show(self, log_dir: str) -> None:
         """Have the follower show what belongs on the terminal."""
+        if self._shown is not None:
+            self._shown.begin(self._group, self.specs, self._logs, self._log_starts)
+            return
         starts: dict[str, int] = {}
         ways: dict[str, Way] = {}
         for index, spec in enumerate(self.specs):
@@ -246,6 +258,23 @@ def _way(own: OwnStreams, stream: int, log_dir: str, *, shares: bool) -> Way:
     parts, name = own.filters[stream - 1] if own.filters else ((), "")
     filters = tuple(part.encode() for part in parts)
     return Way(stream, prefix, filters, os.path.join(log_dir, name), shares=shares)
+
+
+def _separate(path: str, command: Sequence[str]) -> int:
+    """Say in a log that goes on that another run begins, and what it is; where that then is."""
+    when = time.strftime("%Y-%m-%d %H:%M:%S %z")
+    words = " ".join(
+        word if word.isprintable() and " " not in word else repr(word) for word in command
+    )
+    try:
+        with open(path, "r+b") as log:
+            log.seek(-1, os.SEEK_END)
+            end = b"" if log.read(1) == b"\n" else b"\n"
+        with open(path, "ab") as log:
+            log.write(end + f"==== {when}: {words} ====\n".encode("utf-8", "backslashreplace"))
+    except OSError:  # the worker's start tells
+        pass
+    return _size(path)
 
 
 def _size(path: str) -> int:

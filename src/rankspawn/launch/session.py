@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = get_logger(__name__)
 
+# A worker's failure after which there is no other start.
+FINAL = "final"
 # The exit code of a cause that is no worker's own.
 _GENERAL_FAILURE = 1
 
@@ -34,8 +36,8 @@ class Cause:
     """One thing that went wrong.
 
     Attributes:
-        kind: ``failed`` (a worker), ``vanished``, ``silent``, ``left``, ``refused``, ``lost``
-            (the store) or ``too few``.
+        kind: ``failed`` or ``final`` (a worker), ``vanished``, ``silent``, ``left``, ``refused``,
+            ``lost`` (the store) or ``too few``.
         text: For people: whole sentences, or the report of a worker's failure.
         exit_code: What the launchers exit with if this came first.
         node: The node's name, where it is one node's matter.
@@ -200,7 +202,15 @@ if TYPE_CHECKING:
                 Exception: The same error, if it concerns nobody else.
             """
 
-        def failed(self, generation: int, *, exit_code: int, text: str, brief: str = "") -> None:
+        def failed(
+            self,
+            generation: int,
+            *,
+            exit_code: int,
+            text: str,
+            brief: str = "",
+            is_final: bool = False,
+        ) -> None:
             """A worker failed by itself; the instruction to stop the others comes at once.
 
             Args:
@@ -208,6 +218,7 @@ if TYPE_CHECKING:
                 exit_code: The launcher's, if this ends the job.
                 text: The whole story, for the end of the job.
                 brief: The same in a line, for a job that goes on.
+                is_final: Another start would end alike, or is not wanted.
             """
 
         def done(self, generation: int, *, gone: bool = True) -> None:
@@ -283,9 +294,18 @@ class LocalSession:
         """Nobody else has to be told: it is the launcher's own error."""
         raise error
 
-    def failed(self, generation: int, *, exit_code: int, text: str, brief: str = "") -> None:
+    def failed(
+        self,
+        generation: int,
+        *,
+        exit_code: int,
+        text: str,
+        brief: str = "",
+        is_final: bool = False,
+    ) -> None:
         """What becomes of the job is decided once nothing runs."""
-        self._failure, self._brief = Cause("failed", text, exit_code), brief
+        kind = FINAL if is_final else "failed"
+        self._failure, self._brief = Cause(kind, text, exit_code), brief
         self._instructions.append(StopWorkers(generation))
 
     def done(self, generation: int, *, gone: bool = True) -> None:
@@ -301,7 +321,11 @@ class LocalSession:
         failure, self._failure = self._failure, None
         if self._is_done:
             self._instructions.append(JobOver(JobResult()))
-        elif failure is not None and may_restart(self._config, self._restarts):
+        elif (
+            failure is not None
+            and failure.kind != FINAL
+            and may_restart(self._config, self._restarts)
+        ):
             ports = None if fresh_ports is None else fresh_ports()
             if ports is not None:
                 self._node = replace(self._node, ports=ports)

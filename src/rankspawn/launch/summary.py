@@ -63,13 +63,14 @@ def count_workers(count: int) -> str:
     return f"{count} worker{'' if count == 1 else 's'}"
 
 
-def describe_cause(cause: Ending, lines: Sequence[str], *, host: str) -> str:
+def describe_cause(cause: Ending, lines: Sequence[str], *, host: str, no_restart: str = "") -> str:
     """The root cause: who, where, why, and the end of what it printed, the traceback last.
 
     Args:
         cause: The failure that came first.
         lines: The last lines of its log.
         host: The machine it ran on.
+        no_restart: Why it is not started again, where it might have been.
     """
     assert cause.outcome is not None, "what failed has ended"
     shown = find_traceback(lines)
@@ -78,9 +79,14 @@ def describe_cause(cause: Ending, lines: Sequence[str], *, host: str) -> str:
         f"{cause.name} on {host} (pid {cause.outcome.pid}) failed after {cause.seconds:.1f} s: "
         f"{describe_end(cause.outcome)}{why}\n"
     )
+    if no_restart:
+        text += f"it is not started again: {no_restart}\n"
     if not shown:
         return text + f"it printed nothing to {cause.log}"
-    return text + f"the end of {cause.log}:\n" + "\n".join(shown)
+    # What a program says is marked as its own, or its last line would be read as our reason; a
+    # traceback is the reason, and stays as people and tools know it.
+    mark = "" if _ends_with_traceback(shown) else "  | "
+    return text + f"the end of {cause.log}:\n" + "\n".join(f"{mark}{line}" for line in shown)
 
 
 def find_traceback(lines: Sequence[str]) -> list[str]:
@@ -98,6 +104,15 @@ def find_traceback(lines: Sequence[str]) -> list[str]:
     half = _LONGEST_TRACEBACK // 2
     left_out = f"  … {len(found) - 2 * half} lines are left out here, see the log …"
     return [*found[:half], left_out, *found[-half:]]
+
+
+def _ends_with_traceback(lines: Sequence[str]) -> bool:
+    """Whether the last line is the one that an exception's traceback ends with."""
+    starts = [index for index, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)]
+    if not starts:
+        return False
+    # Before it stand frames, which are indented, and nothing else.
+    return all(line.startswith((" ", "\t")) for line in lines[starts[-1] + 1 : -1])
 
 
 def _is_chained(lines: Sequence[str]) -> bool:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from string import Formatter
-
 from rankspawn.values import dataclass
+from rankspawn.view.prefix import check_prefix
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.options import SpawnOptions
 
 DEFAULT_PREFIX = "[rank {rank}] "
-_FIELDS = ("rank", "local_rank", "world_size", "device")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +77,6 @@ def check_show_request(options: SpawnOptions, request: ShowRequest | None, world
             "debug and progress both need the terminal: leave progress out while you debug"
         )
     if options.prefix is not None:
-        _check_prefix(options.prefix)
+        check_prefix("prefix", options.prefix)
         if request is None or not (request.lines or request.progress):
             raise ValueError("prefix goes before lines that are shown: add tee=True, or ranks")
-
-
-def _check_prefix(prefix: str) -> None:
-    """Refuse a template that cannot be filled in for each line of a rank."""
-    allowed = ", ".join(f"{{{name}}}" for name in _FIELDS)
-    try:
-        names = [name for _, name, _, _ in Formatter().parse(prefix) if name is not None]
-        wrong = [name for name in names if name not in _FIELDS]
-        if not wrong:
-            fill_prefix(prefix, rank=0, local_rank=0, world_size=1, device="cpu")
-    except ValueError as error:
-        raise ValueError(
-            f"prefix={prefix!r} is no template: {error}; it may have {allowed}"
-        ) from None
-    if wrong:
-        raise ValueError(f"prefix={prefix!r} has {{{wrong[0]}}}: it may have {allowed}")
-    if "\n" in prefix or "\r" in prefix:
-        raise ValueError(f"prefix={prefix!r} has a line end, but it stands before each line")
-
-
-def fill_prefix(prefix: str, *, rank: int, local_rank: int, world_size: int, device: str) -> bytes:
-    """The prefix of a rank's lines, from the template."""
-    values = {"rank": rank, "local_rank": local_rank, "world_size": world_size, "device": device}
-    return prefix.format(**values).encode("utf-8", "replace")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankspawn.supervise.reports import unpack_steps
+from rankspawn.view.prefix import fill_prefix
 from rankspawn.view.ranks import RankRow, Usage, is_over
-from rankspawn.view.request import fill_prefix
 from rankspawn.workers.lines import LineAssembler
 from rankspawn.workers.tail import CHUNK, Tail
 
@@ -36,6 +36,8 @@ class Place:
         world_size: How many ranks all nodes have.
         device: Its device, for people: ``gpu 4``.
         gpu: The id of its GPU, if it has one.
+        node: The number of its node.
+        host: The name of its machine.
     """
 
     rank: int
@@ -43,6 +45,8 @@ class Place:
     world_size: int
     device: str
     gpu: str | None = None
+    node: int = 0
+    host: str = ""
 
 
 @dataclass(slots=True)
@@ -138,8 +142,10 @@ class Source:
             self.output.close()
 
 
-def open_sources(group: Group, request: ShowRequest, places: Sequence[Place]) -> list[Source]:
-    """The sources of all ranks of a group; who gets them closes them."""
+def open_sources(
+    group: Group, request: ShowRequest, places: Sequence[Place], restart: int = 0
+) -> list[Source]:
+    """The sources of all ranks of a group, started again so often; who gets them closes them."""
     sources: list[Source] = []
     try:
         for index, place in enumerate(places):
@@ -156,6 +162,9 @@ def open_sources(group: Group, request: ShowRequest, places: Sequence[Place]) ->
                         local_rank=place.local_rank,
                         world_size=place.world_size,
                         device=place.device,
+                        node=place.node,
+                        host=place.host,
+                        restart=restart,
                     ),
                 )
             )

@@ -52,6 +52,7 @@ class View:
     def __init__(self, request: ShowRequest, places: Sequence[Place]) -> None:
         self.request = request
         self.places = places
+        self.restarts: int = 0  # before the group that begins next
         self.joining: int = 0  # how many threads and tasks wait for the ranks
         self.was_interrupted: bool = False  # one of them was
         self._lock = threading.Lock()
@@ -60,6 +61,7 @@ class View:
     def begin(self, group: Group) -> None:
         """Show this group, which has just been started."""
         self._showing = _Showing(self, group)
+        self.restarts += 1
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -116,7 +118,7 @@ class _Showing:
         self._board = open_board(
             self._screen, progress=view.request.progress, in_notebook=in_notebook()
         )
-        self._sources = open_sources(group, view.request, view.places)
+        self._sources = open_sources(group, view.request, view.places, view.restarts)
         self._meters = self._open_meters()
         self._growth = Growth()
         outputs = [source.output for source in self._sources if source.output is not None]

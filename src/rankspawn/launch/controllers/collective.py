@@ -109,13 +109,33 @@ def _as_torchrun(
             error_log_name=f"{own}/stderr.log",
             shown=streams.shown(who.local_rank),
             prefixed=streams.prefixed(who.local_rank),
-            prefix=f"[{config.role}{who.rank}]:",
+            prefix=_prefix(config, who, spec.env["TORCHELASTIC_RESTART_COUNT"]),
             filters=(
                 (streams.stdout_filters, f"{folder}/filtered_stdout.log"),
                 (streams.stderr_filters, f"{folder}/filtered_stderr.log"),
             ),
         ),
     )
+
+
+def _prefix(config: LaunchConfig, who: Identity, restart: str | None) -> str:
+    """What stands before the lines of a rank that are shown."""
+    if config.prefix is None:
+        return f"[{config.role}{who.rank}]:"
+    import os
+
+    from rankspawn.view.prefix import fill_prefix
+
+    return fill_prefix(
+        config.prefix,
+        rank=who.rank,
+        local_rank=who.local_rank,
+        world_size=who.world_size,
+        device="",
+        node=who.node_rank,
+        host=os.uname().nodename,
+        restart=restart or "0",
+    ).decode()
 
 
 def in_order(nodes: Sequence[Node]) -> tuple[Node, ...]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from rankspawn.launch.rendezvous.job_state import JobState, Member
 from rankspawn.launch.rendezvous.placement import describe_missing, name_some
 from rankspawn.launch.session import Cause, JobResult
+from rankspawn.plan.topology import is_loopback, plain
 
 
 def find_failures(state: JobState, members: Mapping[str, Member]) -> list[Cause]:
@@ -102,10 +103,18 @@ def name_silent_store(result: JobResult, address: str) -> JobResult:
         f": nothing was heard from {address}, where the nodes meet; its machine, the network "
         "between or this machine may have failed"
     )
-    causes = (
-        replace(cause, text=cause.text + silence) if cause.kind == "lost" else cause
-        for cause in result.causes
+    host = plain(address.rpartition("/")[2].rpartition(":")[0])
+    alone = (
+        f"; {address} is on each machine its own: for nodes on several, give an address at which "
+        "all reach one of them with --master; for more time on one machine give --join_timeout"
     )
+
+    def more(cause: Cause) -> str:
+        if cause.kind == "too few":
+            return alone if is_loopback(host) and "--join_timeout" in cause.text else ""
+        return silence if cause.kind == "lost" else ""
+
+    causes = (replace(cause, text=cause.text + more(cause)) for cause in result.causes)
     return replace(result, causes=tuple(causes))
 
 

@@ -51,7 +51,7 @@ from rankspawn.launch.rendezvous.placement import (
     tolerated_until,
     unreachable_cause,
 )
-from rankspawn.launch.session import Cause
+from rankspawn.launch.session import FINAL, Cause
 
 # How many leases a call may last.
 _CALL_LEASES = 1.5
@@ -330,7 +330,7 @@ def _judge(state: JobState, members: Mapping[str, Member], observed: Observed) -
     lost = find_lost(state, members, observed.free)
     if lost:
         return _regroup(state, lost)
-    if level < 0:
+    if level < 0 or any(cause.kind == FINAL for cause in failed):
         return _end(state, failed)
     # A node that has just begun to lead has not seen how long it lasted: then it was short.
     tries = count_tries(state.tries, observed.lasted)

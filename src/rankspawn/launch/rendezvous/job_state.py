@@ -10,7 +10,7 @@ import enum
 from dataclasses import dataclass, field
 
 from rankspawn.launch.backoff import pause_after
-from rankspawn.launch.session import Cause, JobResult
+from rankspawn.launch.session import FINAL, Cause, JobResult
 
 
 class Phase(enum.StrEnum):
@@ -197,7 +197,7 @@ class JobState:
     @property
     def began_with_failure(self) -> bool:
         """Whether a failed worker is why it ends or gathers again, as far as is known."""
-        return bool(self.causes) and self.causes[0].kind == "failed"
+        return bool(self.causes) and self.causes[0].kind in ("failed", FINAL)
 
     @property
     def patience(self) -> float:

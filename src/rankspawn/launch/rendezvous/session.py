@@ -28,6 +28,7 @@ from rankspawn.launch.rendezvous.records import Keys, clip
 from rankspawn.launch.rendezvous.store import StoreRefusedError, StoreUnreachableError
 from rankspawn.launch.rendezvous.stores import OpenStore, machine_id
 from rankspawn.launch.session import (
+    FINAL,
     Cause,
     Instruction,
     JobOver,
@@ -141,7 +142,7 @@ class SharedSession:
         return False
 
     def not_started(self, instruction: StartWorkers, error: Exception) -> None:
-        """The workers of this node cannot be started, which is a failure of theirs."""
+        """The workers cannot be started, which is a failure of theirs."""
         notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
         own = instruction.nodes[instruction.node_rank]
         text = f"node {instruction.node_rank} ({own.host}) cannot start its workers: {error}{notes}"
@@ -164,29 +165,26 @@ class SharedSession:
         self._release(self._marks.pop(generation, None))
         self._feed(participant.WorkersStopped(generation))
 
-    def failed(self, generation: int, *, exit_code: int, text: str, brief: str = "") -> None:
+    def failed(
+        self,
+        generation: int,
+        *,
+        exit_code: int,
+        text: str,
+        brief: str = "",
+        is_final: bool = False,
+    ) -> None:
         """A worker failed by itself; its text will be readable on every node.
 
-        The instruction to stop the others comes at once; workers that end after it are no failures.
-
-        Args:
-            generation: Which.
-            exit_code: That of the launchers, if this ends the job.
-            text: The whole story.
-            brief: The same in a line, told here if the job may go on.
+        The instruction to stop the others comes at once; see :class:`rankspawn.launch.session`.
         """
         if brief and self._terms.survives_loss:
             logger.warning("%s", brief)
-        cause = Cause("failed", clip(text), exit_code)
+        cause = Cause(FINAL if is_final else "failed", clip(text), exit_code)
         self._feed(participant.WorkerFailed(generation, cause))
 
     def done(self, generation: int, *, gone: bool = True) -> None:
-        """This node's part of the work ended well.
-
-        Args:
-            generation: Which.
-            gone: No process of it is left. False where servers run on until all are done.
-        """
+        """This node's part of the work ended well; ``gone``: no process of it is left."""
         if gone:
             self._release(self._marks.pop(generation, None))
         self._feed(participant.WorkersDone(generation, gone))
