@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from rankspawn.workers import group
+from rankspawn.workers import assembling
 from rankspawn.workers.marker import find_marked, new_mark
 
 AssertNothingLeft = Callable[[], None]
@@ -26,7 +26,7 @@ def assert_nothing_left(monkeypatch: pytest.MonkeyPatch) -> AssertNothingLeft:
         marks.append(new_mark())
         return marks[-1]
 
-    monkeypatch.setattr(group, "new_mark", note_mark)
+    monkeypatch.setattr(assembling, "new_mark", note_mark)
 
     def check() -> None:
         assert marks, "no group was started"

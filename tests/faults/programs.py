@@ -27,7 +27,7 @@ import psutil
 
 import rankspawn
 from rankspawn.option_types import StartMethod
-from rankspawn.workers import forkserver, group
+from rankspawn.workers import assembling, forkserver
 from rankspawn.workers.marker import find_marked, new_mark
 from tests import jobs
 from tests.jobs import DEADLOCK
@@ -37,7 +37,7 @@ _marks: list[str] = []
 
 def main() -> None:
     answer, name, *arguments = sys.argv[1:]
-    group.new_mark = _note_mark  # type: ignore[attr-defined]  # imported there, not exported
+    assembling.new_mark = _note_mark  # type: ignore[attr-defined]  # imported there, not exported
     resource_tracker_is_nobodys_leak()
     with left_behind() as left:
         outcome = PROGRAMS[name](*arguments)

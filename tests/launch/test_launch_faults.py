@@ -144,8 +144,8 @@ def test_killed_in_the_middle_of_the_start(
     """So many milliseconds after it began: nobody with its mark is left."""
     mark = new_mark()
     code = (
-        "import sys; from rankspawn.workers import group; mark = sys.argv.pop(1); "
-        "group.new_mark = lambda: mark; print('now', flush=True); "
+        "import sys; from rankspawn.workers import assembling; mark = sys.argv.pop(1); "
+        "assembling.new_mark = lambda: mark; print('now', flush=True); "
         "from rankspawn.launch.cli import main; sys.exit(main())"
     )
     launch = subprocess.Popen(

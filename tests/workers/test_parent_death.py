@@ -123,10 +123,10 @@ def test_death_in_the_middle_of_the_start(tmp_path: Path, start_method: str, whe
     program = tmp_path / "program.py"
     program.write_text(
         "import rankspawn, sys, uuid\n"
-        "from rankspawn.workers import marker, group\n"
+        "from rankspawn.workers import marker, assembling\n"
         "from tests import jobs\n"
         "if __name__ == '__main__':\n"
-        "    group.new_mark = lambda: sys.argv[2]\n"
+        "    assembling.new_mark = lambda: sys.argv[2]\n"
         "    print('now', flush=True)\n"
         "    rankspawn.spawn(jobs.sleep_for_ever, nprocs=4, backend='gloo', grace_period=0.2,\n"
         "                    start_method=sys.argv[1])\n"
