@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import rankspawn
 from rankspawn import MultiprocessContext
 from rankspawn.supervise.supervisor import SupervisionPolicy
 from rankspawn.trace.recorder import Recorder, finish_all
+from rankspawn.trace.recording import Lane
 from rankspawn.view.sources import Place
 from tests.jobs import DEADLOCK
 from tests.supervise.scripted_group import ScriptedEngine, ScriptedGroup
@@ -63,6 +65,26 @@ def test_trace_events_of_a_success(tmp_path: Path) -> None:
     assert ends == ["done", "done"]
     steps = [event for event in trace["traceEvents"] if event["name"] == "step"]
     assert [steps[-1]["pid"], steps[-1]["args"]] == [1, {"step": 10}]
+
+
+def test_who_waited_for_whom_in_collectives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run.html"
+    seen = get_context("spawn").Event()
+    keep = Lane.waits
+
+    def keep_and_tell(lane: Lane, waits: Mapping[int, float], at: float) -> None:
+        keep(lane, waits, at)
+        if lane.rank == 0 and waits:
+            seen.set()
+
+    monkeypatch.setattr(Lane, "waits", keep_and_tell)
+    rankspawn.spawn(trace_cases.talk, (seen,), 2, backend="gloo", trace=path)
+    waiter = read_page(path)["ranks"][0]
+    assert set(waiter["collectives"]["for"]) == {"1"}
+    assert waiter["collectives"]["waited"] > 0
+    assert waiter["curves"]["waited"][1][-1] == pytest.approx(waiter["collectives"]["waited"], 0.01)
 
 
 def record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 import rankspawn
@@ -21,6 +22,19 @@ def report_and_fail() -> None:
     if rankspawn.get_rank() == 1:
         raise ValueError("the loss is </pre> gone")
     jobs.sleep_for_ever()
+
+
+def talk(seen: Any) -> None:
+    """Rank 0 waits for rank 1 again and again, until that was seen."""
+    comm = rankspawn.init_parallel_env()
+    is_over = bytearray(1)
+    while not is_over[0]:
+        if comm.rank == 1:
+            time.sleep(0.01)
+        comm.barrier()
+        is_over[0] = seen.is_set()
+        comm.broadcast(is_over, 0)
+    comm.close()
 
 
 def make_recording(count: int, *, failed: int | None = None) -> Recording:

@@ -67,6 +67,31 @@ def stragglers(pids: Mapping[int, int], holders: Iterable[int] = ()) -> dict[int
     return {rank: total[rank] for rank in order if total[rank]}
 
 
+def waited_for(pids: Mapping[int, int], holder: int) -> dict[int, dict[int, float]]:
+    """Rank to the seconds that it has waited so far for each other, in collectives of all.
+
+    Args:
+        pids: Rank to its process.
+        holder: Who started them, and has their memory open: only there it is looked for.
+    """
+    ranks = {pid: rank for rank, pid in pids.items()}
+    found: dict[int, dict[int, float]] = {}
+    for fd in _descriptors([holder], _GROUPS, set()):
+        try:
+            file = _open(fd)
+        finally:
+            os.close(fd)
+        if file is None:
+            continue
+        try:
+            known = _ranks_of(file, ranks)
+            for place, rank in known.items():
+                found[rank] = file.waits_of(place, known)
+        finally:
+            file.close()
+    return found
+
+
 def awaited(found: Mapping[int, Waiting]) -> dict[int, list[int]]:
     """Rank that others wait for to these; of those that wait themselves, whoever they wait for.
 
@@ -145,6 +170,12 @@ class _File:
     def since(self, place: int) -> float:
         """When it went to sleep, if it sleeps; else 0."""
         return float(self._double[(self._layout.control(place) + SINCE) // 8])
+
+    def waits_of(self, place: int, ranks: Mapping[int, int]) -> dict[int, float]:
+        """Rank to how long this one has waited for it."""
+        first = self._layout.waited(place) // 8
+        waits = ((rank, float(self._double[first + other])) for other, rank in ranks.items())
+        return {rank: seconds for rank, seconds in waits if seconds}
 
     def waited_for(self, place: int) -> float:
         """How long all others have waited for this one."""

@@ -8,7 +8,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MEGA = 1e6
-_NAMES = {"cpu": "CPU (%)", "memory": "memory (bytes)", "gpu_memory": "GPU memory (bytes)"}
+_NAMES = {
+    "cpu": "CPU (%)",
+    "memory": "memory (bytes)",
+    "waited": "waited for others (s)",
+    "gpu_memory": "GPU memory (bytes)",
+}
 
 
 def trace_events(recording: Mapping[str, Any]) -> dict[str, Any]:

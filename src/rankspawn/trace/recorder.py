@@ -127,6 +127,10 @@ class _Looking:
         # Index to when it was seen to be gone.
         self._gone: dict[int, float] = {}
         self._running = set(range(len(group.processes)))
+        from rankspawn.parallel.looking import waited_for  # here, since it counts in a look
+
+        self._waited_for = waited_for
+        self._pids = {process.rank: process.popen.pid for process in group.processes}
         self._start = self._now()
         self._recording.starts.append(self._start)
         for lane, process in zip(self._recording.lanes, group.processes, strict=True):
@@ -211,11 +215,16 @@ class _Looking:
         self._recording.seconds = max(self._recording.seconds, now)
 
     def _measure(self) -> None:
-        """Take note of CPU and memory."""
+        """Take note of CPU and memory, and of how long ranks have waited for each other."""
         assert self._meters is not None
         for index, lane in enumerate(self._recording.lanes):
             if index in self._running:
                 lane.takes(self._meters.look(index), self._now())
+        # Nothing, and cheap, unless ranks talk.
+        waits = self._waited_for(self._pids, os.getpid())
+        for lane in self._recording.lanes:
+            if lane.rank in waits:
+                lane.waits(waits[lane.rank], self._now())
 
     def _end(self) -> None:
         """After the end: how each rank ended, and what it printed last."""

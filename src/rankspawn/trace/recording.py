@@ -147,6 +147,15 @@ class Lane:
             if value is not None:
                 self.curve(name).add(at, value)
 
+    def waits(self, waits: Mapping[int, float], at: float) -> None:
+        """It has waited so long for each other rank in collectives, since its start."""
+        total = sum(waits.values())
+        self.curve("waited").add(at, total)
+        self.collectives = {
+            "waited": round(total, 3),
+            "for": {str(rank): round(seconds, 3) for rank, seconds in waits.items()},
+        }
+
     def as_data(self) -> dict[str, Any]:
         """Plain data."""
         until = self.tries[-1]["end"] if self.tries else math.inf  # some was seen later

@@ -42,10 +42,10 @@ function showCollectives(pane, lane) {
   if (!told) return;
   pane.append(element("h3", "collectives"));
   const table = element("table");
-  const calls = Object.entries(told.calls || {}).map(([name, number]) => `${number} ${name}`).join(", ");
-  const waited = Object.entries(told.waited_for || {}).sort((a, b) => b[1] - a[1]).slice(0, 5)
-    .map(([rank, took]) => `rank ${rank}: ${seconds(took)}`).join(", ");
-  for (const [name, text] of [["calls", calls], ["time in them", seconds(told.seconds || 0)], ["waited", seconds(told.waited || 0)], ["for whom", waited]]) {
+  const waits = Object.entries(told.for).sort((a, b) => b[1] - a[1]);
+  const rows = [["waited", `${seconds(told.waited)} for others`]];
+  for (const [rank, took] of waits.slice(0, 5)) rows.push([`for rank ${rank}`, seconds(took)]);
+  for (const [name, text] of rows) {
     const line = element("tr");
     line.append(element("td", name), element("td", text));
     table.append(line);
