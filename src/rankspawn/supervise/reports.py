@@ -42,14 +42,20 @@ class Steps:
             return None
         return min(1.0, max(0.0, self.step / self.total))
 
-    def describe(self) -> str:
-        """The same in words, as in ``120/1000 12% loss=0.25``."""
+    def describe(self, pace: str = "") -> str:
+        """The same in words, as in ``120/1000 12% loss=0.25``.
+
+        Args:
+            pace: More on how far it is, before the values.
+        """
         words = []
         if self.step is not None:
             of = "" if self.total is None else f"/{self.total:g}"
             words.append(f"{self.step:.10g}{of}")
         if self.fraction is not None:
             words.append(f"{self.fraction:.0%}")
+        if pace:
+            words.append(pace)
         words += [f"{name}={_value_text(value)}" for name, value in self.values.items()]
         return " ".join(words)
 

@@ -114,8 +114,7 @@ def _cells(row: RankRow, *, has_gpu: bool, bar_width: int) -> list[RenderableTyp
     if bar_width:
         fraction = None if row.steps is None else row.steps.fraction
         cells.append("" if fraction is None else ProgressBar(1.0, fraction, width=bar_width))
-    said = row.steps.describe() if row.steps is not None else ""
-    cells.append(Text.from_ansi(said or row.line, no_wrap=True, overflow="ellipsis"))
+    cells.append(Text.from_ansi(row.said, no_wrap=True, overflow="ellipsis"))
     return cells
 
 

@@ -35,6 +35,12 @@ class RankRow:
     usage: Usage = Usage()
     steps: Steps | None = None
     line: str = ""
+    pace: str = ""
+
+    @property
+    def said(self) -> str:
+        """How far it is and how fast, in words, or the line that it printed last."""
+        return self.line if self.steps is None else self.steps.describe(self.pace) or self.line
 
     @property
     def is_over(self) -> bool:
@@ -81,7 +87,7 @@ def plain_lines(rows: Sequence[RankRow], seconds: float) -> list[str]:
     lines = [summarize(rows, seconds)]
     slowest = _slowest(rows)
     if slowest is not None and slowest.steps is not None:
-        lines[0] += f"; slowest rank {slowest.rank}: {slowest.steps.describe()}"
+        lines[0] += f"; slowest rank {slowest.rank}: {slowest.said}"
     return lines
 
 
@@ -89,7 +95,7 @@ def _plain_line(row: RankRow, seconds: float) -> str:
     """All that is known of a rank, in a line."""
     parts = [
         f"rank {row.rank} ({row.device}) {row.state} after {seconds:.0f} s",
-        row.steps.describe() if row.steps is not None else row.line,
+        row.said,
         f"CPU {percent_text(row.usage.cpu_percent)}" if row.usage.cpu_percent is not None else "",
         size_text(row.usage.memory),
         f"GPU {size_text(row.usage.gpu_memory)}" if row.usage.gpu_memory is not None else "",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from rankspawn.supervise.reports import unpack_steps
+from rankspawn.view.pace import Pace
 from rankspawn.view.prefix import fill_prefix
 from rankspawn.view.ranks import RankRow, Usage, is_over
 from rankspawn.workers.lines import LineAssembler
@@ -64,6 +66,7 @@ class Source:
         state_due: When the state of a line that is redrawn is to be shown; None if no line is.
         assembler: Makes lines of what is read.
         steps: What it said last with ``rankspawn.report``.
+        pace: How fast it gets on.
     """
 
     place: Place
@@ -76,6 +79,7 @@ class Source:
     state_due: float | None = None
     assembler: LineAssembler = field(default_factory=LineAssembler)
     steps: Steps | None = None
+    pace: Pace = field(default_factory=Pace)
 
     def end(self) -> None:
         """Have what is added from now on not shown: the group is over."""
@@ -193,4 +197,5 @@ def make_row(source: Source, state: str, steps: bytes, usage: Usage) -> RankRow:
         Usage() if is_over(state) else usage,
         source.steps,
         line,
+        "" if is_over(state) else source.pace.describe(source.steps, time.monotonic()),
     )
