@@ -18,7 +18,7 @@ from tests.jobs import DEADLOCK
     ("options", "message"),
     [
         ({"tee": [0, 2]}, "tee names rank 2, but the ranks are 0 to 1"),
-        ({"tee": True, "prefix": "{host} "}, "has {other}: it may have {rank}, {local_rank}"),
+        ({"tee": True, "prefix": "{other} "}, "has {other}: it may have {rank}, {local_rank}"),
         ({"tee": True, "prefix": "{rank"}, "is no template"),
         ({"tee": True, "prefix": "{rank:x!}"}, "is no template"),
         ({"tee": True, "prefix": "a\n"}, "has a line end"),
