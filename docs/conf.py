@@ -47,6 +47,7 @@ howto/torch
 howto/jax
 howto/numpy
 parallel
+cluster
 howto/notebooks
 howto/logs
 howto/trace

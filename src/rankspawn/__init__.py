@@ -11,7 +11,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing.TYPE_CHECKING without the import, which costs each worker 2 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any, TypeVar, TypeVarTuple, Unpack, overload
 
     from rankspawn.errors import CollectiveMismatchError as CollectiveMismatchError
@@ -96,7 +96,7 @@ if TYPE_CHECKING:
     def spawn(
         func: Callable[[], _T],
         *,
-        nprocs: int = -1,
+        nprocs: int | Sequence[int] = -1,
         join: bool = True,
         daemon: bool = False,
         **options: Unpack[CommonOptions],
@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     def spawn(
         func: Callable[..., _T],
         args: list[Any],
-        nprocs: int = -1,
+        nprocs: int | Sequence[int] = -1,
         join: bool = True,
         daemon: bool = False,
         **options: Unpack[CommonOptions],
@@ -114,7 +114,7 @@ if TYPE_CHECKING:
     def spawn(
         func: Callable[[*_Ts], _T],
         args: tuple[*_Ts],
-        nprocs: int = -1,
+        nprocs: int | Sequence[int] = -1,
         join: bool = True,
         daemon: bool = False,
         **options: Unpack[CommonOptions],
@@ -125,7 +125,7 @@ if TYPE_CHECKING:
     def spawn(
         func: Callable[..., _T],
         args: tuple[Any, ...] | list[Any] = (),
-        nprocs: int = -1,
+        nprocs: int | Sequence[int] = -1,
         join: bool = True,
         daemon: bool = False,
         *,
@@ -138,7 +138,7 @@ if TYPE_CHECKING:
     def spawn(
         func: Callable[..., _T],
         args: tuple[Any, ...] | list[Any] = (),
-        nprocs: int = -1,
+        nprocs: int | Sequence[int] = -1,
         join: bool = True,
         daemon: bool = False,
         *,
@@ -162,7 +162,7 @@ if TYPE_CHECKING:
 def spawn(
     func: Callable[..., Any],
     args: tuple[Any, ...] | list[Any] = (),
-    nprocs: int = -1,
+    nprocs: int | Sequence[int] = -1,
     join: bool = True,
     daemon: bool = False,
     **options: Unpack[Options],
@@ -176,7 +176,8 @@ def spawn(
     Args:
         func: Any callable; it gets no rank argument, see :func:`get_rank`.
         args: Its positional arguments, a tuple or list, the same for every rank.
-        nprocs: How many workers; -1 means one per visible device, or per usable CPU.
+        nprocs: How many workers; -1 means one per visible device, or per usable CPU. With
+            ``cluster``, on each node; or a sequence with a number for each.
         join: Wait for the workers before returning.
         daemon: The processes' daemon flag.
         **options: See the reference: ``backend``, ``gpus``, ``start_method``, ``env``,
@@ -191,6 +192,7 @@ def spawn(
         RuntimeError: The machine cannot do it, e.g. fewer devices than ranks.
         ProcessRaisedException: A worker's function raised; its exception is the cause.
         ProcessExitedException: A worker died without reporting, e.g. by a signal.
+        NodeLostError: A node of a cluster is gone, or no agent came up on it.
         SpawnTimeoutError: The ``timeout`` passed; the stacks of all ranks are in it.
         ProcessExceptionGroup: With ``on_failure="continue"``, all failures at once.
     """

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, SupportsFloat, SupportsIndex, TypedDict
 
+from rankspawn.cluster.engine import Engine
 from rankspawn.supervise.reports import Steps
 
 StartMethod = Literal["spawn", "fork", "forkserver"]
@@ -106,6 +107,10 @@ class CommonOptions(TypedDict, total=False):
 
     agent_store: bool | None
     """torch's store is hosted by a process beside the ranks, as under torchrun, not by rank 0."""
+
+    cluster: Engine | str | None
+    """Where to run: an engine of ``rankspawn.cluster``, such as ``Local(nodes=2)``, or its name.
+    ``nprocs`` is then the number of ranks on each node."""
 
     selected_devices: str | Sequence[SupportsIndex | str] | None
     """Deprecated: use ``gpus`` or ``xpus``."""

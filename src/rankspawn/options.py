@@ -65,6 +65,7 @@ class SpawnOptions:
     numa: str | None = None
     threads_per_rank: int | None = None
     agent_store: bool = False
+    cluster: Any = None
     node_ip: str | None = None
     started_port: int | None = None
     use_paddlecloud: bool = False
@@ -130,6 +131,13 @@ def check_nprocs(nprocs: Any) -> int:
     if number < 1 and number != -1:
         raise ValueError(f"nprocs={number} is out of range: it must be {allowed}")
     return number
+
+
+def check_counts(nprocs: Any) -> int | tuple[int, ...]:
+    """``nprocs`` on a cluster: as for one machine, the same on each node, or a count for each."""
+    if isinstance(nprocs, (list, tuple)):
+        return tuple(read.read_count(f"nprocs[{i}]", n, least=1) for i, n in enumerate(nprocs))
+    return check_nprocs(nprocs)
 
 
 def check_args(args: Any) -> tuple[Any, ...]:
@@ -261,6 +269,14 @@ def _trace(name: str, value: Any) -> str:
     return read_trace(name, value)
 
 
+def _engine(given: Any) -> Any:
+    """The engine that starts agents on nodes."""
+    # Imported here: few jobs have several machines.
+    from rankspawn.cluster.engine import find_engine
+
+    return find_engine(given)
+
+
 def _limit(seconds: float) -> float | None:
     """No limit, for an infinite one."""
     return None if seconds == float("inf") else seconds
@@ -297,6 +313,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "numa": lambda name, value: read.read_choice(name, value, BINDINGS),
     "threads_per_rank": lambda name, value: read.read_count(name, value, least=1),
     "agent_store": read.read_flag,
+    "cluster": lambda _, value: _engine(value),
     "node_ip": read.read_address,
     "started_port": lambda name, value: read.read_count(
         name, value, least=1, most=read.HIGHEST_PORT

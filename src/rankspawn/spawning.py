@@ -14,9 +14,16 @@ from rankspawn.descriptors import make_room_for_descriptors
 from rankspawn.functions import check_func
 from rankspawn.machine import RealMachine
 from rankspawn.option_values import shortly
-from rankspawn.options import SpawnOptions, check_args, check_nprocs, check_rank_args, read_options
+from rankspawn.options import (
+    SpawnOptions,
+    check_args,
+    check_counts,
+    check_nprocs,
+    check_rank_args,
+    read_options,
+)
 from rankspawn.plan.job import Job, describe, make_plan, resolve
-from rankspawn.plan.ports import hold_ports
+from rankspawn.plan.ports import HeldPorts, hold_ports
 from rankspawn.plan.topology import ignored_ips
 from rankspawn.supervise.context import MultiprocessContext, start_context
 from rankspawn.supervise.supervisor import SupervisionPolicy
@@ -38,7 +45,7 @@ if TYPE_CHECKING:
 def spawn_ranks(
     func: Callable[..., Any],
     args: Sequence[Any],
-    nprocs: int,
+    nprocs: int | Sequence[int],
     join: bool,
     daemon: bool,
     given: Mapping[str, Any],
@@ -58,6 +65,10 @@ def spawn_ranks(
         raise TypeError(f"func must be callable, not {type(func).__name__}: {shortly(func)}")
     options = read_options(given)
     arguments = check_args(args)
+    if options.cluster is not None:
+        func = check_func(func, arguments, options)
+        task = Task(func, arguments, options.kwargs, options.rank_args, options.rank_kwargs)
+        return _spawn_on_cluster(task, nprocs, join, daemon, options)
     job = resolve(check_nprocs(nprocs), options, os.environ, RealMachine())
     check_rank_args(options, job.resources.nprocs)
     func = check_func(func, arguments, options)
@@ -88,6 +99,22 @@ def spawn_ranks(
     make = also(MultiprocessContext, "paddle.distributed.spawn", "MultiprocessContext")
     return start_context(
         start, _policy(options, recorder), join=bool(join), spectators=spectators, make=make
+    )
+
+
+def _spawn_on_cluster(
+    task: Task, nprocs: Any, join: bool, daemon: bool, options: SpawnOptions
+) -> MultiprocessContext:
+    """The same with agents on nodes that an engine starts."""
+    from rankspawn.cluster.starting import make_starter
+
+    starter = make_starter(
+        options.cluster, task, options, check_counts(nprocs), daemon=bool(daemon)
+    )
+    spectators = starter.spectators()
+    make = also(MultiprocessContext, "paddle.distributed.spawn", "MultiprocessContext")
+    return start_context(
+        starter.start, _policy(options, None), join=bool(join), spectators=spectators, make=make
     )
 
 
@@ -183,29 +210,8 @@ def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], W
     def start(restart_count: int) -> WorkerGroup:
         make_room_for_descriptors(_descriptors_per_rank(options) * job.resources.nprocs)
         ports = hold_ports(job.topology)
-        store: AgentStore | None = None
-        try:
-            plan = make_plan(job, ports.ports, run_id=run_id, restart_count=restart_count)
-            if options.numa is not None:
-                from rankspawn.plan.numa import bound
-
-                plan = bound(plan, options.numa, job.resources)
-            if options.print_config:
-                print(describe(plan), flush=True)  # noqa: T201 - what the option is for
-            if options.agent_store:
-                store = _make_store(job.topology, ports.ports[0])
-        except BaseException:
-            ports.close()
-            raise
-        group = start_group(
-            task,
-            [_with_debugged(spec.env, options) for spec in plan.ranks],
-            settings,
-            grace=options.grace_period,
-            resources=[ports],
-            first_rank=plan.ranks[0].rank,
-            is_restart=restart_count > 0,
-            store=store,
+        group = start_planned(
+            task, job, ports, settings, show=_show, run_id=run_id, restart_count=restart_count
         )
         group.stops_on_failure = options.on_failure == "stop"
         return group
@@ -218,6 +224,58 @@ def _with_debugged(env: Mapping[str, str | None], options: SpawnOptions) -> dict
     debugged = None if options.debug is None else str(options.debug)
     is_new = debugged is not None or DEBUG_VARIABLE in os.environ
     return {**env, DEBUG_VARIABLE: debugged} if is_new else dict(env)
+
+
+def _show(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - what print_config is for
+
+
+def start_planned(
+    task: Task,
+    job: Job,
+    ports: HeldPorts,
+    settings: StartSettings,
+    *,
+    show: Callable[[str], None],
+    run_id: str,
+    restart_count: int,
+) -> WorkerGroup:
+    """Start this node's ranks of a job.
+
+    Args:
+        task: What they run.
+        job: What was decided.
+        ports: Theirs; they belong to the group, or are let go of if there is none.
+        settings: How to start.
+        show: Gets the plan, if somebody wants to see it.
+        run_id: A name for the job that no other one has.
+        restart_count: How often it was started before.
+    """
+    options = job.options
+    store: AgentStore | None = None
+    try:
+        plan = make_plan(job, ports.ports, run_id=run_id, restart_count=restart_count)
+        if options.numa is not None:
+            from rankspawn.plan.numa import bound
+
+            plan = bound(plan, options.numa, job.resources)
+        if options.print_config:
+            show(describe(plan))
+        if options.agent_store:
+            store = _make_store(job.topology, ports.ports[0])
+    except BaseException:
+        ports.close()
+        raise
+    return start_group(
+        task,
+        [_with_debugged(spec.env, options) for spec in plan.ranks],
+        settings,
+        grace=options.grace_period,
+        resources=[ports],
+        first_rank=plan.ranks[0].rank,
+        is_restart=restart_count > 0,
+        store=store,
+    )
 
 
 def _make_store(topology: Topology, port: int) -> AgentStore | None:

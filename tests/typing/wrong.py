@@ -50,9 +50,9 @@ def arguments(values: dict[str, Any]) -> None:
     spawn(two, "ab")  # type: ignore[call-overload]
     spawn(two, 1)  # type: ignore[call-overload]
     spawn(two, range(2))  # type: ignore[call-overload]
-    spawn(two, (1, "a"), "2")  # type: ignore[call-overload]
+    spawn(two, (1, "a"), "2")  # type: ignore[arg-type]
     spawn(two, (1, "a"), nprocs=None)  # type: ignore[call-overload]
-    spawn(two, ("a",), **values, nprocs="2")  # type: ignore[call-overload]
+    spawn(two, ("a",), **values, nprocs="2")  # type: ignore[arg-type]
 
 
 def options() -> None:

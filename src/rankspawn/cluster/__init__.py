@@ -13,13 +13,15 @@ if TYPE_CHECKING:
     from rankspawn.cluster.engine import Channel as Channel
     from rankspawn.cluster.engine import Engine as Engine
     from rankspawn.cluster.engine import Node as Node
+    from rankspawn.cluster.local import Local as Local
 
-__all__ = ["AgentRequest", "Channel", "Engine", "Node"]
+__all__ = ["AgentRequest", "Channel", "Engine", "Local", "Node"]
 
 _HOMES = {
     "AgentRequest": "rankspawn.cluster.engine",
     "Channel": "rankspawn.cluster.engine",
     "Engine": "rankspawn.cluster.engine",
+    "Local": "rankspawn.cluster.local",
     "Node": "rankspawn.cluster.engine",
 }
 

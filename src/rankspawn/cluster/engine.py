@@ -20,14 +20,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from rankspawn.values import dataclass
 
 # Where others register theirs: a name, and a class that can be called without arguments.
 ENTRY_POINTS = "rankspawn.engines"
 AGENT_MODULE = "rankspawn.cluster.agent"
 # Ours, which need no entry point.
-_OURS: dict[str, str] = {}
+_OURS: dict[str, str] = {"local": "rankspawn.cluster.local:Local"}
 
 
 @dataclass(frozen=True, slots=True)

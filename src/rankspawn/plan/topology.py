@@ -150,7 +150,7 @@ def find_nodes(
         first = FIRST_PORT if first is None else first
     ports = None if first is None else _count_up(first, nprocs, "started_port")
     nodes = tuple(Host(address, nprocs, ports) for address in ips)
-    return Topology(nodes, node_rank, _bind_host(ips[node_rank], machine))
+    return Topology(nodes, node_rank, bind_host_of(ips[node_rank], machine))
 
 
 def endpoints_of(topology: Topology, ports: Sequence[int]) -> tuple[str, ...]:
@@ -188,7 +188,7 @@ def _own_index(ips: tuple[str, ...], node_ip: str | None, machine: Machine) -> i
     )
 
 
-def _bind_host(address: str, machine: Machine) -> str:
+def bind_host_of(address: str, machine: Machine) -> str:
     """``address`` as an interface of this machine has it, for binding ports."""
     if is_loopback(address):
         return "127.0.0.1" if address == "localhost" else address

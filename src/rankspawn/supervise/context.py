@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import time
@@ -50,6 +51,11 @@ class RankProcess(process.BaseProcess):
     def __init__(self, rank: int, daemon: bool) -> None:
         super().__init__(name=f"rank-{rank}", daemon=daemon)
         self.rank = rank
+
+    @property
+    def host(self) -> str:
+        """The node that it runs on."""
+        return getattr(self.popen, "host", "") or os.uname().nodename
 
     def has_started(self, popen: StartedProcess) -> None:
         """Take charge of the started process, in place of ``start()``."""

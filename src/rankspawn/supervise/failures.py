@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from rankspawn.errors import (
+    NodeLostError,
     ProcessException,
     ProcessExceptionGroup,
     ProcessExitedException,
@@ -65,6 +66,9 @@ def make_error(
         wording: How to say it.
         tail: Its last lines and where they are, if they are kept.
     """
+    if outcome.end is End.LOST:
+        lost = wording.class_for(NodeLostError)
+        return lost(outcome.evidence or "", outcome.rank, outcome.pid, outcome.host)
     if outcome.end is not End.RAISED:
         detail = report.text if outcome.end is End.EXITED else ""
         return _exited(outcome, detail, tail, wording, report.crash)

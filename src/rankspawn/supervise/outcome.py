@@ -23,6 +23,7 @@ class End(Enum):
     EXITED = "called sys.exit"
     DIED = "died"
     STOPPED = "stopped"
+    LOST = "was lost with its node"
 
 
 # What people are told of ranks that ended; all others failed.
@@ -45,7 +46,8 @@ class Outcome:
         follows: It failed because it lost another rank; that one is the cause, whenever its end
             was noticed.
         evidence: What is known about a death that it could not report: of one by SIGKILL by the
-            system.
+            system; of a lost node, what is said of that.
+        host: The node, if it is another one than this process's.
     """
 
     rank: int
@@ -57,6 +59,7 @@ class Outcome:
     had_returned: bool = False
     evidence: str | None = None
     follows: bool = False
+    host: str = ""
 
     @property
     def is_failure(self) -> bool:
@@ -88,7 +91,17 @@ def failures_in(outcomes: Mapping[int, Outcome]) -> list[tuple[int, Outcome]]:
     """Index and outcome of the ranks that failed by themselves, the first in time first.
 
     Those that follow come after all others: a rank can notice the death of another one, and say
-    so, before the process that supervises both gets to look.
+    so, before the process that supervises both gets to look. A lost node is one failure, however
+    many ranks it had: that of its first one.
     """
     failed = [(index, outcome) for index, outcome in outcomes.items() if outcome.is_failure]
-    return sorted(failed, key=lambda entry: (entry[1].follows, entry[1].when_ns))
+    failed.sort(key=lambda entry: (entry[1].follows, entry[1].when_ns, entry[0]))
+    lost: set[str] = set()
+    return [entry for entry in failed if entry[1].end is not End.LOST or _is_first(entry[1], lost)]
+
+
+def _is_first(outcome: Outcome, lost: set[str]) -> bool:
+    """The first one of its node, of those that were lost so far."""
+    is_first = outcome.host not in lost
+    lost.add(outcome.host)
+    return is_first

@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from rankspawn.supervise.reports import Steps
     from rankspawn.view.request import ShowRequest
 
-# Of a file in memory, what was read is freed in steps of this size; the end of it stays for the
-# last lines of an error.
-_FREED_AT_ONCE = 1 << 20
-_KEPT = 64 * 1024
-# Of fallocate(2): keep the size, and free the room.
-_KEEP_SIZE_PUNCH_HOLE = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -61,7 +54,6 @@ class Source:
         is_captured: Whether that is a file in memory, whose room has to be freed.
         is_shown: Whether its lines are shown.
         prefix: What stands before each of them.
-        freed: How many bytes of the file were freed.
         line: The last line that says something.
         state_due: When the state of a line that is redrawn is to be shown; None if no line is.
         assembler: Makes lines of what is read.
@@ -74,7 +66,6 @@ class Source:
     is_captured: bool
     is_shown: bool
     prefix: bytes
-    freed: int = 0
     line: bytes = b""
     state_due: float | None = None
     assembler: LineAssembler = field(default_factory=LineAssembler)
@@ -94,7 +85,7 @@ class Source:
         if not chunk:
             return [], False
         if self.is_captured:
-            self._free_what_was_read(self.output)
+            self.output.free_what_was_read()
         lines = self.assembler.feed(chunk)
         self._remember(lines)
         return lines, len(chunk) == CHUNK
@@ -124,21 +115,6 @@ class Source:
     def _remember(self, lines: Sequence[bytes]) -> None:
         """Keep the last line that says something, for the view."""
         self.line = next((line for line in reversed(lines) if line.strip()), self.line)
-
-    def _free_what_was_read(self, output: Tail) -> None:
-        """Free the file's memory up to the position: a rank may print for weeks."""
-        end = output.position - _KEPT
-        if end - self.freed < _FREED_AT_ONCE:
-            return
-        import ctypes
-
-        try:
-            libc = ctypes.CDLL(None)
-            sizes = (ctypes.c_long(self.freed), ctypes.c_long(end - self.freed))
-            libc.fallocate(output.file.fileno(), _KEEP_SIZE_PUNCH_HOLE, *sizes)
-        except (OSError, AttributeError):  # another system: then it stays
-            pass
-        self.freed = end
 
     def close(self) -> None:
         """Let go of the output."""

@@ -110,6 +110,11 @@ class WorkerGroup:
         return not self.sentinels
 
     @property
+    def is_daemonic(self) -> bool:
+        """Multiprocessing would end one of the workers at the exit of this process."""
+        return any(worker.is_daemonic for worker in self.workers)
+
+    @property
     def failures(self) -> list[tuple[int, Outcome]]:
         """Index and outcome of the ranks that failed by themselves, the first in time first."""
         return failures_in(self.outcomes)

@@ -27,7 +27,15 @@ from rankspawn.workers.report import (
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, Protocol
+
+    class Pickled(Protocol):
+        """A pickle and its buffers."""
+
+        pieces: list[memoryview]
+
+        def free_the_rest(self) -> None:
+            """Give back what is not needed, once somebody wants the pieces."""
 
     from rankspawn.workers.kept import Kept
 
@@ -154,7 +162,7 @@ class TakenReport:
     """
 
     text: str
-    pickled: Kept | None
+    pickled: Pickled | None
     steps: bytes = b""
     crash: str = ""
 

@@ -7,13 +7,12 @@ that a pipe end meant for rank 0 is not also open in rank 1, where it would hide
 
 from __future__ import annotations
 
-import ast
 import copyreg
 import io
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import context, reduction
@@ -25,6 +24,7 @@ from rankspawn.file_limit import is_too_large, too_large
 from rankspawn.handlers import handlers_held, is_from_handler
 from rankspawn.workers.culprit import find_culprit
 from rankspawn.workers.inherited import ReceivedFd, SameFd
+from rankspawn.workers.main_origin import MainOrigin, find_main, names_defined_again
 from rankspawn.workers.parcel import open_parcel, write_parcel
 from rankspawn.workers.pickling import BY_REFERENCE, BY_VALUE, Rules, dump, holds
 
@@ -36,16 +36,27 @@ _SHARED_ADVICE = (
     'Create it with multiprocessing.get_context("spawn"), whose objects can be shared under '
     "every start method."
 )
+_ELSEWHERE_ADVICE = (
+    "It connects processes of one machine. On a cluster, ranks talk through "
+    "rankspawn.init_parallel_env(), or a multiprocessing.Manager that all nodes can reach."
+)
 _MAIN = re.compile(rb"__(mp_)?main__")
 _PICKLE_KNOWS = (MethodType, MethodDescriptorType, WrapperDescriptorType, partial)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One pickle in the payload file, with the descriptors that it refers to."""
+    """One pickle in the payload file, with the descriptors that it refers to.
+
+    Attributes:
+        table: Where to begin reading it.
+        fds: The descriptors.
+        end: Where it ends in the file; it begins where the one before ends.
+    """
 
     table: int
     fds: tuple[int, ...]
+    end: int = 0
 
 
 @dataclass(slots=True)
@@ -81,8 +92,18 @@ def write_payload(
     kwargs: Mapping[str, Any],
     rows: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
     inheritance: Inheritance,
+    *,
+    main_by_value: bool = False,
 ) -> Payload:
     """Serialize the task for every rank.
+
+    Args:
+        func: What to call.
+        args: With which arguments.
+        kwargs: By name.
+        rows: And which of its own for each rank, by place and by name.
+        inheritance: What becomes of objects that only inherit.
+        main_by_value: What the main module defines is not there for a worker to import.
 
     Raises:
         TypeError: Something cannot be pickled; the message names the path to it.
@@ -93,6 +114,8 @@ def write_payload(
     with handlers_held():
         file = Owned(anonymous_file("rankspawn-payload"))
     rules = SendingRules(inheritance)
+    if main_by_value:
+        rules.main = None
     names = {"func": func, "args": tuple(args), "kwargs": dict(kwargs)}
     task, end = _write_part(file, 0, tuple(names.values()), rules, names)
     rules.first_place = len(task.fds)
@@ -113,8 +136,12 @@ class Inheritance:
     start method: its number (spawn), or its place among those that are sent (forkserver).
     """
 
-    def __init__(self, *, by_place: bool, shares_tensors: bool) -> None:
+    def __init__(
+        self, *, by_place: bool = False, shares_tensors: bool = False, elsewhere: bool = False
+    ) -> None:
         self._by_place = by_place
+        # Workers are on other machines: they inherit nothing, and share no memory with us.
+        self.elsewhere = elsewhere
         # Every tensor goes into shared memory, as with torch's own spawn.
         self.shares_tensors = shares_tensors
         self._first_place = 0
@@ -153,33 +180,6 @@ class Inheritance:
         return tuple(self._duplicates)
 
 
-@dataclass(frozen=True, slots=True)
-class MainOrigin:
-    """How a worker gets at the main module: by dotted name (``python -m``) or by path.
-
-    Functions of a script go to the workers by reference, as with ``multiprocessing``: the worker
-    runs the script once more under the name ``__mp_main__``. That is not possible for a notebook,
-    a REPL, ``python -c`` or standard input, and it does not define what the script only defines
-    under its ``if __name__ == "__main__":``. Those go by value.
-    """
-
-    name: str | None
-    path: str
-
-
-def find_main() -> MainOrigin | None:
-    """The origin of this process's main module; None if it cannot be imported again."""
-    main = sys.modules.get("__main__")
-    path = getattr(main, "__file__", None)
-    if main is None or not isinstance(path, str) or not os.path.isfile(path):
-        return None
-    name = getattr(getattr(main, "__spec__", None), "name", None)
-    # ``__main__.py`` of a package or folder has no guard as a rule, and so is never run again.
-    if name is None:
-        return MainOrigin(None, os.path.abspath(path)) if path.endswith((".py", ".pyw")) else None
-    return None if name.rpartition(".")[2] == "__main__" else MainOrigin(name, path)
-
-
 @dataclass
 class SendingRules(Rules):
     """What goes to a worker by reference: whatever the worker can import."""
@@ -206,7 +206,11 @@ class SendingRules(Rules):
         if "torch" in sys.modules or "paddle" in sys.modules:
             from rankspawn.workers.tensors import add_reducers
 
-            add_reducers(self, torch_too=not self.inheritance.shares_tensors)
+            add_reducers(
+                self,
+                shared_stay_shared=not self.inheritance.elsewhere,
+                torch_too=not self.inheritance.shares_tensors,
+            )
 
     def begin(self) -> None:
         """Called before each attempt."""
@@ -311,7 +315,8 @@ def _write_part(
 ) -> tuple[Part, int]:
     # Of this thread alone: multiprocessing keeps it in a threading.local.
     before = context.get_spawning_popen()
-    spawning: Any = rules.inheritance  # it has what is used of a Popen while pickling
+    # It has what is used of a Popen while pickling; on another machine nothing is inherited.
+    spawning: Any = None if rules.inheritance.elsewhere else rules.inheritance
     context.set_spawning_popen(spawning)
     try:
         write = partial(os.pwrite, file.fileno())
@@ -319,7 +324,7 @@ def _write_part(
         # Also what is pickled by its name without being a function or class, such as a
         # function with a cache. A text that merely says so costs an import, nothing else.
         rules.main_is_needed |= bool(_MAIN.search(open_parcel(file.fileno(), table)[0]))
-        return Part(table, rules.inheritance.finish_part()), end
+        return Part(table, rules.inheritance.finish_part(), end), end
     except Exception as error:
         if is_from_handler(error):
             raise
@@ -338,63 +343,11 @@ def _explain(error: Exception, names: Mapping[str, Any], rules: SendingRules) ->
         if (found := find_culprit(value, name, rules)) is not None:
             path, culprit, reason = found
             kind = type(culprit)
-            advice = _SHARED_ADVICE if kind.__module__.startswith("multiprocessing") else _ADVICE
+            advice = _ADVICE
+            if kind.__module__.startswith("multiprocessing"):
+                advice = _ELSEWHERE_ADVICE if rules.inheritance.elsewhere else _SHARED_ADVICE
             why = str(reason).rstrip(".")
             return TypeError(
                 f"{path} cannot be sent to a worker: {kind.__name__} object: {why}. {advice}"
             )
     return TypeError(f"func and its arguments cannot be sent to a worker: {error}")
-
-
-def names_defined_again(origin: MainOrigin) -> frozenset[str]:
-    """Names that a second run of the module binds to the same: nothing under its guard does."""
-    try:
-        with open(origin.path, "rb") as file:
-            source = file.read()
-        try:
-            tree = ast.parse(source)
-        except SystemError:  # CPython 3.11, when another thread parses at the same moment
-            tree = ast.parse(source)
-    except (OSError, SyntaxError, SystemError, ValueError):
-        return frozenset()
-    guarded = [
-        statement
-        for statement in tree.body
-        if isinstance(statement, ast.If) and _asks_for_name(statement.test)
-    ]
-    under_guard = {name for guard in guarded for name in _bound_names(guard.body)}
-    return frozenset(_bound_names(tree.body)) - under_guard
-
-
-def _bound_names(body: Iterable[ast.stmt]) -> Iterator[str]:
-    for statement in body:
-        match statement:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
-                yield name
-            case ast.AsyncFunctionDef(name=name):
-                yield name
-            case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
-                yield from ((alias.asname or alias.name).partition(".")[0] for alias in aliases)
-            case ast.If(test=test) if _asks_for_name(test):
-                yield from _bound_names(statement.orelse)
-            case _:
-                yield from _names_in_compound(statement)
-
-
-def _names_in_compound(statement: ast.stmt) -> Iterator[str]:
-    """Assignment targets, and what the blocks of if, for, with and try bind."""
-    for part in ast.iter_child_nodes(statement):
-        if isinstance(part, ast.ExceptHandler | ast.match_case):
-            yield from _bound_names(part.body)
-        elif isinstance(part, ast.stmt):
-            yield from _bound_names([part])
-        elif not isinstance(part, ast.Lambda):
-            yield from (
-                node.id
-                for node in ast.walk(part)
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-            )
-
-
-def _asks_for_name(test: ast.expr) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(test))

@@ -6,11 +6,34 @@ import os
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from rankspawn.workers.group import WorkerGroup
+    from typing import Protocol
+
+    from rankspawn.supervise.group import Group
+    from rankspawn.supervise.outcome import Outcome
+
+    class SettledGroup(Group, Protocol):
+        """A group that is brought to its end if nobody does that.
+
+        Attributes:
+            grace: Seconds that its ranks get.
+            stops_on_failure: Else the others go on.
+        """
+
+        grace: float
+        stops_on_failure: bool
+
+        @property
+        def is_daemonic(self) -> bool:
+            """It is not waited for, but stopped."""
+
+        @property
+        def failures(self) -> list[tuple[int, Outcome]]:
+            """Index and outcome of the ranks that failed by themselves."""
+
 
 # They live as long as their workers, also if nobody keeps the context: with a group its lifeline
 # would be closed, and the guardian would take that for our death.
-running: set[WorkerGroup] = set()
+running: set[SettledGroup] = set()
 os.register_at_fork(after_in_child=running.clear)
 # The process that settles its groups at its exit; a forked one forgets what it was to do.
 _settling_pid: int | None = None

@@ -19,12 +19,12 @@ from rankspawn.supervise.failures import describe_stacks
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from rankspawn.workers.group import WorkerGroup
+    from rankspawn.workers.running import SettledGroup
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-def settle(groups: Sequence[WorkerGroup]) -> None:
+def settle(groups: Sequence[SettledGroup]) -> None:
     """Wait for the groups, end those that have to be, and close all.
 
     Ctrl-C stops them, and a second one kills them.
@@ -37,7 +37,7 @@ def settle(groups: Sequence[WorkerGroup]) -> None:
             raise
 
 
-def _wait_for(groups: Sequence[WorkerGroup]) -> None:
+def _wait_for(groups: Sequence[SettledGroup]) -> None:
     left = list(groups)
     while left:
         for group in [group for group in left if _is_due(group)]:
@@ -47,18 +47,18 @@ def _wait_for(groups: Sequence[WorkerGroup]) -> None:
             _wait_for_news(left)
 
 
-def _is_due(group: WorkerGroup) -> bool:
+def _is_due(group: SettledGroup) -> bool:
     group.collect()
     has_failed = group.has_failed and (group.stops_on_failure or group.lost is not None)
     is_over = group.all_ended or has_failed or _is_overdue(group)
-    return is_over or any(worker.is_daemonic for worker in group.workers)
+    return is_over or group.is_daemonic
 
 
-def _is_overdue(group: WorkerGroup) -> bool:
+def _is_overdue(group: SettledGroup) -> bool:
     return group.deadline is not None and time.monotonic() >= group.deadline
 
 
-def _wait_for_news(groups: Sequence[WorkerGroup]) -> None:
+def _wait_for_news(groups: Sequence[SettledGroup]) -> None:
     """Block until something happens in one of the groups, or its time is over."""
     news = Waker()  # threads that still run may take note of it first
     deadlines = [group.deadline for group in groups if group.deadline is not None]
@@ -78,7 +78,7 @@ def _wait_for_news(groups: Sequence[WorkerGroup]) -> None:
             news.close()
 
 
-def _stop(groups: Sequence[WorkerGroup], *, interrupted: bool) -> None:
+def _stop(groups: Sequence[SettledGroup], *, interrupted: bool) -> None:
     hurried = False
     for group in groups:
         try:
@@ -88,7 +88,7 @@ def _stop(groups: Sequence[WorkerGroup], *, interrupted: bool) -> None:
             group.close()
 
 
-def _end(group: WorkerGroup, grace: float, *, interrupted: bool = False) -> None:
+def _end(group: SettledGroup, grace: float, *, interrupted: bool = False) -> None:
     """Stop what runs, say what went wrong, and close the group."""
     if group.closed:
         return

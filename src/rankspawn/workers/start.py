@@ -76,6 +76,11 @@ class Task:
         own, named = self.rank_args or [()] * count, self.rank_kwargs or [{}] * count
         return list(zip(own, named, strict=True))
 
+    def write(self, inheritance: Inheritance, settings: StartSettings) -> tuple[Payload, int]:
+        """All of it in a file, where it has to be sent, and there the table of the setting."""
+        payload = write_payload(self.func, self.args, self.kwargs, self.rows(), inheritance)
+        return payload, payload.add(setting_of_parent(payload, settings))
+
 
 @dataclass(frozen=True, slots=True)
 class StartSettings:
@@ -144,14 +149,8 @@ class SpawnLauncher:
 
     def __init__(self, task: Task, settings: StartSettings, failure_event: Owned, _: str) -> None:
         self._failure_event = failure_event.fileno()
-        self._payload = write_payload(
-            task.func,
-            task.args,
-            task.kwargs,
-            task.rows(),
-            Inheritance(by_place=self.by_place, shares_tensors=settings.shares_tensors),
-        )
-        self._setting = self._payload.add(_setting_of_parent(self._payload, settings))
+        inheritance = Inheritance(by_place=self.by_place, shares_tensors=settings.shares_tensors)
+        self._payload, self._setting = task.write(inheritance, settings)
         self._tracker = tracker_fd()
 
     def launch(self, specs: Sequence[WorkerSpec]) -> Generator[WorkerPopen, None, None]:
@@ -378,8 +377,8 @@ def _flags(settings: StartSettings, rank: int) -> int:
     return looked_at | (DEAF_TO_INTERRUPTS if is_bystander else 0)
 
 
-def _setting_of_parent(payload: Payload, settings: StartSettings) -> dict[str, Any]:
-    """What ``child.prepare`` takes over in a worker."""
+def setting_of_parent(payload: Payload, settings: StartSettings) -> dict[str, Any]:
+    """What ``child.prepare`` takes over of this process in a worker."""
     current = mp_process.current_process()
     main = payload.main
     folder = current_folder()

@@ -21,6 +21,12 @@ CHUNK = 64 * 1024
 # Where the system cannot say that a file has grown, we look this often.
 _LOOK_SECONDS = 0.1
 _IN_MODIFY = 0x2
+# Of a file in memory, what was read is freed in steps of this size; the end of it stays for the
+# last lines of an error.
+_FREED_AT_ONCE = 1 << 20
+_KEPT = 64 * 1024
+# Of fallocate(2): keep the size, and free the room.
+_KEEP_SIZE_PUNCH_HOLE = 3
 
 
 class Tail:
@@ -31,12 +37,13 @@ class Tail:
         start: Where to begin.
     """
 
-    __slots__ = ("_end", "file", "position")
+    __slots__ = ("_end", "_freed", "file", "position")
 
     def __init__(self, file: Owned, start: int = 0) -> None:
         self.file: Owned = file
         self.position: int = start
         self._end: int | None = None
+        self._freed = 0
 
     def end_here(self) -> None:
         """Have what is added from now on not read; a second call does nothing."""
@@ -58,6 +65,21 @@ class Tail:
             # Somebody emptied it; what comes now is new.
             self.position = min(self.position, os.fstat(self.file.fileno()).st_size)
         return chunk
+
+    def free_what_was_read(self) -> None:
+        """Free the memory of a file without a name up to here: a rank may print for weeks."""
+        end = self.position - _KEPT
+        if end - self._freed < _FREED_AT_ONCE:
+            return
+        import ctypes
+
+        try:
+            libc = ctypes.CDLL(None)
+            sizes = (ctypes.c_long(self._freed), ctypes.c_long(end - self._freed))
+            libc.fallocate(self.file.fileno(), _KEEP_SIZE_PUNCH_HOLE, *sizes)
+        except (OSError, AttributeError):  # another system: then it stays
+            pass
+        self._freed = end
 
     def close(self) -> None:
         """Close the file."""
@@ -89,6 +111,10 @@ class Growth:
     def closed(self) -> bool:
         """True after ``close``, and in a forked child."""
         return self._waker.closed
+
+    def fileno(self) -> int | None:
+        """Readable once a file has grown; None where the system does not tell."""
+        return self._inotify.fileno() if self._inotify is not None and self.is_told else None
 
     def watch_only(self, paths: Iterable[str]) -> None:
         """Watch these files from now on, and no others."""

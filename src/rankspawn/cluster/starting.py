@@ -1,0 +1,289 @@
+"""``spawn(..., cluster=...)``: from checked options to groups on nodes."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import rankspawn
+from rankspawn.caller import warn_caller
+from rankspawn.cluster.agent import clock_name
+from rankspawn.cluster.driver import Driver
+from rankspawn.cluster.engine import AgentRequest, Engine, Node
+from rankspawn.cluster.group import ClusterGroup
+from rankspawn.cluster.node_state import NodeState
+from rankspawn.cluster.printed import InMemory, Logs, Merged
+from rankspawn.cluster.terms import Terms
+from rankspawn.option_values import read_variables
+from rankspawn.options import SpawnOptions, check_rank_args
+from rankspawn.values import replace
+from rankspawn.view.request import check_show_request, read_show_request
+from rankspawn.view.sources import Place
+from rankspawn.workers.payload import Inheritance, write_payload
+from rankspawn.workers.running import settle_at_exit
+from rankspawn.workers.start import StartSettings, setting_of_parent
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from rankspawn.cluster.printed import Printed
+    from rankspawn.supervise.group import Spectator
+    from rankspawn.view.request import ShowRequest
+    from rankspawn.view.viewer import View
+    from rankspawn.workers.payload import Payload
+    from rankspawn.workers.start import Task
+
+# What each node's agent decides by, as it is.
+_OF_THE_NODE = (
+    *("start_method", "preload", "backend", "gpus", "xpus", "devices", "device_type"),
+    *("share_devices", "selected_devices", "device_visibility", "numa", "threads_per_rank"),
+    *("agent_store", "max_restarts", "print_config"),
+)
+# Options that are about this machine, or other machines found in another way.
+_NOT_HERE = {
+    "ips": "the engine says what nodes there are",
+    "node_ip": "the engine says what nodes there are",
+    "started_port": "each node takes free ports",
+    "use_paddlecloud": "the engine says what nodes there are",
+    "debug": "ranks on other machines have no terminal here",
+    "trace": "a trace is of one machine",
+}
+_PREFIX = "[{host} rank {rank}] "
+
+
+def check_options(options: SpawnOptions) -> None:
+    """Refuse what means nothing on a cluster.
+
+    Raises:
+        ValueError: An option, and why not.
+    """
+    usual = SpawnOptions()
+    for name, why in _NOT_HERE.items():
+        if getattr(options, name) != getattr(usual, name):
+            raise ValueError(f"{name} and cluster cannot be given at once: {why}")
+    if options.start_method == "fork":
+        raise ValueError(
+            "start_method='fork' copies this process, which other machines do not have: use "
+            "'spawn' or 'forkserver' with cluster"
+        )
+
+
+def counts_of(nprocs: int | Sequence[int], nodes: Sequence[Node]) -> list[int]:
+    """How many ranks each node will have; -1 for one per device, which its agent knows.
+
+    Raises:
+        ValueError: There is not one count per node.
+    """
+    if isinstance(nprocs, int):
+        if nprocs != -1:
+            return [nprocs] * len(nodes)
+        return [-1 if node.slots is None else node.slots for node in nodes]
+    if len(nprocs) != len(nodes):
+        raise ValueError(
+            f"nprocs has {len(nprocs)} counts, but there are {len(nodes)} nodes: give one for "
+            "each, or one int for all"
+        )
+    return list(nprocs)
+
+
+@dataclass
+class ClusterStarter:
+    """Starts groups of one call of ``spawn``.
+
+    Attributes:
+        engine: Starts their agents.
+        task: What ranks run.
+        options: What was asked for.
+        nprocs: Ranks on each node.
+        daemon: The processes' daemon flag.
+        view: Who shows what they print, if anybody does.
+    """
+
+    engine: Engine
+    task: Task
+    options: SpawnOptions
+    nprocs: int | Sequence[int]
+    daemon: bool
+    view: View | None = None
+
+    def __post_init__(self) -> None:
+        options = self.options
+        self._run_id = uuid.uuid4().hex
+        self._payload: Payload | None = None  # of which the places count
+        self._pickled = b""
+        self._warned = False
+        timeout = options.timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self.request: ShowRequest | None = read_show_request(options, in_notebook=True)
+        if self.request is not None and options.prefix is None and self.request.prefix:
+            self.request = replace(self.request, prefix=_PREFIX)
+        self._is_plain = options.tee is None and not options.progress and options.log_dir is None
+
+    def check(self, counts: Sequence[int]) -> None:
+        """What can only be known with the number of ranks.
+
+        Raises:
+            ValueError: An option is about another number of ranks.
+        """
+        if -1 not in counts:
+            world_size = sum(counts)
+            check_rank_args(self.options, world_size)
+            check_show_request(self.options, self.request, world_size)
+
+    def spectators(self) -> list[Spectator]:
+        """Who shows what ranks do."""
+        if self.request is None:
+            return []
+        from rankspawn.view.viewer import View
+
+        self.view = View(self.request, [])
+        return [self.view]
+
+    def start(self, restart_count: int) -> ClusterGroup:
+        """Start all ranks on all nodes, or none."""
+        options, engine = self.options, self.engine
+        nodes = engine.nodes()
+        counts = counts_of(self.nprocs, nodes)
+        self.check(counts)
+        terms = self._terms(restart_count)
+        printed = self._printed(restart_count)
+        settle_at_exit()
+        try:
+            request = AgentRequest(
+                f"rankspawn-{self._run_id[:12]}-{restart_count}",
+                tuple(None if count == -1 else count for count in counts),
+                options.grace_period,
+            )
+            channels = engine.start(request)
+        except BaseException:
+            printed.close()
+            raise
+        states = [
+            NodeState(number, channel.host, channel.address)
+            for number, channel in enumerate(channels)
+        ]
+        driver = Driver(states, terms)
+        group = ClusterGroup(driver, channels, printed, options.grace_period, self.daemon)
+        group.stops_on_failure = options.on_failure == "stop"
+        group.start(counts, self._deadline, engine.start_timeout)
+        self._note_nodes(states, printed)
+        return group
+
+    def _note_nodes(self, nodes: Sequence[NodeState], printed: Printed) -> None:
+        """What is known once all nodes have answered."""
+        if isinstance(printed, Logs):
+            printed.make(sum(node.count for node in nodes))
+        if self.view is not None:
+            places = [place for node in nodes for place in _places(node, nodes)]
+            self.view.places = places[:1] if self._is_plain else places
+        warnings = {node.warning for node in nodes if node.warning}
+        if not self._warned:
+            self._warned = True
+            for text in sorted(warnings):
+                warn_caller(text, UserWarning)
+
+    def _printed(self, restart_count: int) -> Printed:
+        if self.options.log_dir is not None:
+            folder = os.path.abspath(self.options.log_dir)
+            from rankspawn.file_systems import check_answers
+
+            check_answers(folder)
+            os.makedirs(folder, exist_ok=True)
+            return Logs(folder, keep=restart_count > 0)
+        return Merged() if self._is_plain else InMemory()
+
+    def _terms(self, restart_count: int) -> Terms:
+        options, task = self.options, self.task
+        if self._payload is None:
+            payload = write_payload(
+                task.func,
+                task.args,
+                task.kwargs,
+                task.rows(),
+                Inheritance(elsewhere=True),
+                main_by_value=not self.engine.shares_files,
+            )
+            try:
+                self._pickled = _read(payload)
+            finally:
+                payload.close()
+            self._payload = payload
+        payload = self._payload
+        settings = StartSettings(options.start_method, self.daemon, options.preload)
+        setting = setting_of_parent(payload, settings)
+        multiprocessing = setting["multiprocessing"]
+        authkey = multiprocessing["authkey"].hex()
+        sent = {
+            **setting,
+            "prefixes": [sys.prefix, sys.base_prefix],
+            "multiprocessing": {**multiprocessing, "authkey": authkey},
+        }
+        env = options.env
+        return Terms(
+            version=rankspawn.__version__,
+            python=sys.version.split()[0],
+            clock=clock_name(),
+            prepare={
+                "is": "prepare",
+                "options": {name: getattr(options, name) for name in _OF_THE_NODE},
+                "grace": options.grace_period,
+                "lease": self.engine.lease,
+            },
+            start={
+                "is": "start",
+                "run_id": self._run_id,
+                "restart_count": restart_count,
+                "daemon": self.daemon,
+                "looked_at": options.progress or options.on_report is not None,
+                "setting": sent,
+                "payload": {"task": payload.task.table},
+            },
+            payload=memoryview(self._pickled),
+            shared=payload.task.end,
+            own=[(part.table, part.end) for part in payload.own],
+            env=None if env is None else lambda rank: _env_of(env, rank),
+            check=self.check,
+            lease=self.engine.lease,
+        )
+
+
+def _read(payload: Payload) -> bytes:
+    """All that is in the file, which can be closed then: it is sent once to each node."""
+    with open(payload.file.fileno(), "rb", closefd=False) as file:
+        file.seek(0)
+        return file.read(payload.end)
+
+
+def _env_of(
+    env: Mapping[str, str | None] | Callable[[int], Mapping[str, str | None]], rank: int
+) -> Mapping[str, str | None]:
+    return dict(read_variables(f"env({rank})", env(rank)) if callable(env) else env)
+
+
+def _places(node: NodeState, nodes: Sequence[NodeState]) -> list[Place]:
+    """What the view calls each rank of a node."""
+    world_size = sum(each.count for each in nodes)
+    places = []
+    for local in range(node.count):
+        kind = node.device_type
+        device = f"{kind} {node.devices[local]}" if node.devices else kind
+        places.append(
+            Place(node.first + local, local, world_size, device, node=node.number, host=node.host)
+        )
+    return places
+
+
+def make_starter(
+    engine: Any, task: Task, options: SpawnOptions, nprocs: int | Sequence[int], *, daemon: bool
+) -> ClusterStarter:
+    """What starts the groups of this call.
+
+    Raises:
+        ValueError, TypeError: Something asked for cannot be; nothing was started.
+    """
+    check_options(options)
+    return ClusterStarter(engine, task, options, nprocs, daemon)

@@ -1,0 +1,68 @@
+"""What the ranks of the tests of clusters do; importable on every node."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import rankspawn
+
+
+def sleep_for_ever() -> None:
+    while True:
+        time.sleep(0.2)
+
+
+def describe(*args: object, **kwargs: object) -> dict[str, object]:
+    names = ("LOCAL_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT", "OWN")
+    return {
+        "rank": rankspawn.get_rank(),
+        "size": rankspawn.get_world_size(),
+        "args": args,
+        "kwargs": kwargs,
+        "pid": os.getpid(),
+        "endpoints": os.environ["PADDLE_TRAINER_ENDPOINTS"].split(","),
+        **{name: os.environ.get(name) for name in names},
+    }
+
+
+def fail(which: int, how: str) -> int:
+    """One rank fails; the others wait to be stopped."""
+    if rankspawn.get_rank() == which:
+        print("about to fail", flush=True)
+        if how == "raise":
+            raise ValueError("on purpose")
+        os.kill(os.getppid() if how == "agent" else os.getpid(), signal.SIGKILL)
+    sleep_for_ever()
+    return 0
+
+
+def speak(size: int) -> bytes:
+    print(f"rank {rankspawn.get_rank()} speaks", flush=True)
+    print("half a line", end="", flush=True)
+    return b"x" * size
+
+
+def fail_once(marks: str) -> str | None:
+    """The first try fails on the second node."""
+    path = os.path.join(marks, "tried")
+    if rankspawn.get_rank() == 2 and not os.path.exists(path):
+        with open(path, "w"):
+            raise ValueError("the first try")
+    return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
+def report_and_wait() -> None:
+    rankspawn.report(step=3, total=10)
+    sleep_for_ever()
+
+
+def beat(folder: str) -> None:
+    """Ignore SIGTERM, and say who this is."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    path = os.path.join(folder, f"{rankspawn.get_rank()}")
+    with open(f"{path}.new", "w") as file:
+        file.write(f"{os.getpid()} {os.getppid()}")
+    os.rename(f"{path}.new", path)
+    sleep_for_ever()
