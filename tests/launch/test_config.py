@@ -76,6 +76,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "ranks_filter": ("0,3", {"ranks_filter": frozenset({0, 3})}),
     "prefix": ("<{rank}>", {"prefix": "<{rank}>"}),
     "progress": ("yes", {"progress": True}),
+    "trace": ("run.html", {"trace": "run.html"}),
     "env": ("A=b=c", {"env": (("A", "b=c"),)}),
     "env_file": ("vars", {"env_file": "vars"}),
 }

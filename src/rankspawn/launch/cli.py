@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rankspawn.launch.config import LaunchConfig
     from rankspawn.launch.node import ThisNode
     from rankspawn.launch.session import JobResult, Session
+    from rankspawn.launch.tracing import Traced
     from rankspawn.plan.devices import Machine
 
 logger: logging.Logger = get_logger(__name__)
@@ -93,7 +94,9 @@ def _run_job(config: LaunchConfig, argv: Sequence[str], signals: Signals) -> int
     from rankspawn.machine import RealMachine
     from rankspawn.workers.follow import LogFollower
 
+    traced = _traced(config)
     follower, shown = LogFollower(1), None
+    result: JobResult | None = None
     try:
         if config.shows_ranks:
             from rankspawn.launch.showing import Shown
@@ -103,7 +106,7 @@ def _run_job(config: LaunchConfig, argv: Sequence[str], signals: Signals) -> int
         others = _Others(config, machine, argv) if config.spans_machines else None
         try:
             _check_script(config)
-            with closing(ThisNode(config, machine, follower, shown)) as here:
+            with closing(ThisNode(config, machine, follower, shown, traced)) as here:
                 agent = Agent(here, signals)
                 result = agent.run(lambda: others.meet(here) if others else _be_alone(here))
         except (UsageError, OSError) as error:
@@ -114,8 +117,19 @@ def _run_job(config: LaunchConfig, argv: Sequence[str], signals: Signals) -> int
         _wait_for_terminal(follower.finish, signals)
         if shown is not None:
             _wait_for_terminal(shown.finish, signals)
+        if traced is not None:
+            traced.finish(result, signals.ending)
     _say_goodbye(result, agent, signals.ending)
     return result.exit_code
+
+
+def _traced(config: LaunchConfig) -> Traced | None:
+    """Who records what happens, if that is asked for."""
+    if config.trace is None:
+        return None
+    from rankspawn.launch.tracing import Traced
+
+    return Traced(config.trace, config)
 
 
 def _be_alone(here: ThisNode) -> Session:

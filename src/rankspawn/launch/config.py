@@ -76,6 +76,7 @@ class LaunchConfig:
         ranks_filter: The ranks whose output is shown; None for no choice.
         prefix: What stands before each shown line, as a template.
         progress: There is a view of all ranks of this node.
+        trace: The file that shows in the end what happened.
         env: Variables of the workers, which win over all others.
         env_file: A file with more of them.
         given: Fields that a flag or a variable filled, so that a scheduler fills others only.
@@ -137,6 +138,7 @@ class LaunchConfig:
     ranks_filter: frozenset[int] | None = None
     prefix: str | None = None
     progress: bool = False
+    trace: str | None = None
     # It may hold secrets.
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     env_file: str | None = None

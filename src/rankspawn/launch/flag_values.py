@@ -101,6 +101,13 @@ def exit_codes(origin: str, given: str) -> frozenset[int]:
     return frozenset(number(1, 255)(origin, entry) for entry in given.split(","))
 
 
+def trace(origin: str, given: str) -> str:
+    """A path whose ending says what is written there."""
+    from rankspawn.trace.request import read_trace
+
+    return read_trace(origin, given)
+
+
 def template(origin: str, given: str) -> str:
     """A prefix of lines, with what may stand in braces."""
     from rankspawn.view.prefix import check_prefix

@@ -172,6 +172,12 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             is_switch=True,
             of=_OURS,
         ),
+        Flag(
+            "trace",
+            read.trace,
+            "what happened, as a file in the end: run.html, a page, or run.json, for Perfetto",
+            of=_OURS,
+        ),
     ),
     "parameter servers": (
         Flag("run_mode", read.run_mode, "collective (the default), ps, ps-heter or rpc"),

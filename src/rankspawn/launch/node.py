@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rankspawn.launch.programs import ProgramSpec
     from rankspawn.launch.session import StartWorkers
     from rankspawn.launch.showing import Shown
+    from rankspawn.launch.tracing import Traced
     from rankspawn.plan.devices import Machine
     from rankspawn.plan.resources import Resources
     from rankspawn.workers.agent_store import AgentStore
@@ -41,6 +42,7 @@ class ThisNode:
         machine: The machine that this is.
         follower: Shows what belongs on the terminal.
         shown: Shows more than that, if it is asked for.
+        traced: Records what happens, if that is asked for.
 
     Attributes:
         config: The same, with an absolute path of the logs.
@@ -56,12 +58,14 @@ class ThisNode:
         machine: Machine,
         follower: LogFollower,
         shown: Shown | None = None,
+        traced: Traced | None = None,
     ) -> None:
         self.config: LaunchConfig = replace(config, log_dir=os.path.abspath(config.log_dir))
         self.machine = machine
         self.host: str = ""
         self._follower = follower
         self._shown = shown
+        self._traced = traced
         self._held: HeldPorts | None = None
         self._was_started = False
         if config.run_mode != "ipu":
@@ -142,6 +146,7 @@ class ThisNode:
                 outer_mark=instruction.mark,
                 store=store,
                 shown=self._shown,
+                traced=self._traced,
             )
         except BaseException:
             for resource in resources:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rankspawn.descriptors import Closable
     from rankspawn.launch.showing import Shown
     from rankspawn.launch.torchrun import OwnStreams
+    from rankspawn.launch.tracing import Traced
     from rankspawn.supervise.outcome import Outcome
     from rankspawn.workers.agent_store import AgentStore
     from rankspawn.workers.follow import LogFollower
@@ -67,6 +68,7 @@ class Pod:
         outer_mark: A mark for all of them to carry beside the pod's own.
         store: Hosts torch's store; started before them, closed with the pod.
         shown: Shows their output in place of the follower, where more than that is asked for.
+        traced: Records what happens, where that is asked for.
 
     Raises:
         OSError: One of them could not be started; none is left.
@@ -85,11 +87,13 @@ class Pod:
         outer_mark: str | None = None,
         store: AgentStore | None = None,
         shown: Shown | None = None,
+        traced: Traced | None = None,
     ) -> None:
         self.specs: list[ProgramSpec] = list(specs)
         self._grace = grace
         self._follower = follower
         self._shown = shown
+        self._traced = traced
         self._logs = [os.path.join(log_dir, spec.log_name) for spec in specs]
         self._log_starts = [_size(path) if keep_logs else 0 for path in self._logs]
         for index, start in enumerate(self._log_starts):
@@ -122,7 +126,9 @@ class Pod:
             raise
 
     def _show(self, log_dir: str) -> None:
-        """Have the follower show what belongs on the terminal."""
+        """Have the follower show what belongs on the terminal, and record what was asked for."""
+        if self._traced is not None:
+            self._traced.begin(self._group, self.specs, self._logs, self._log_starts)
         if self._shown is not None:
             self._shown.begin(self._group, self.specs, self._logs, self._log_starts)
             return

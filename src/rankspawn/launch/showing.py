@@ -62,7 +62,7 @@ class Shown:
         )
         self._view.places = [place_of(spec) for spec in specs]
         self._view.restarts = int(specs[0].env.get("TORCHELASTIC_RESTART_COUNT") or 0)
-        self._view.begin(cast("Group", _Programs(group, logs, starts)))
+        self._view.begin(cast("Group", Programs(group, logs, starts)))
 
     def finish(self, timeout: float | None = None) -> None:  # noqa: ARG002 - it has its own
         """Wait until all is shown, unless the terminal takes nothing."""
@@ -112,7 +112,7 @@ class _Program:
         self.popen = popen
 
 
-class _Programs:
+class Programs:
     """A group of programs as the view has groups: they print to logs, and report nothing."""
 
     def __init__(self, group: WorkerGroup, logs: Sequence[str], starts: Sequence[int]) -> None:

@@ -59,13 +59,20 @@ class Recorder:
     def __init__(self, path: str, places: Sequence[Place], facts: Mapping[str, str]) -> None:
         self.path = path
         self.recording = Recording([(place.rank, place.device) for place in places], facts)
-        self.gpus = [place.gpu for place in places]
+        self.take_places(places)
         self.began = time.monotonic()
         self._looking: _Looking | None = None
         self._is_written = True
 
+    def take_places(self, places: Sequence[Place]) -> None:
+        """The ranks of the next group, which may be others than before in an elastic job."""
+        self.places = places
+        self.lanes = [self.recording.lane_of(place.rank, place.device) for place in places]
+
     def begin(self, group: Group) -> None:
         """Record this group, which has just been started."""
+        if self._looking is not None:
+            self._looking.wait(_PATIENCE_SECONDS)
         self._is_written = False
         self._looking = _Looking(self, group)
         _recorders.add(self)
@@ -78,6 +85,10 @@ class Recorder:
         """The answer of the whole job is known."""
         if error is not None:
             self.recording.fails(error)
+
+    def note_text(self, error: str) -> None:
+        """The answer is a failure, in these words."""
+        self.recording.fails(error)
 
     def finish(self) -> None:
         """The group was closed: write what is known of it and those before."""
@@ -119,6 +130,7 @@ class _Looking:
     def __init__(self, recorder: Recorder, group: Group) -> None:
         self._recorder = recorder
         self._recording = recorder.recording
+        self._lanes = recorder.lanes
         self._group = group
         self._closed = threading.Event()
         self._serials: dict[int, int] = {}
@@ -130,10 +142,11 @@ class _Looking:
         from rankspawn.parallel.looking import waited_for  # here, since it counts in a look
 
         self._waited_for = waited_for
-        self._pids = {process.rank: process.popen.pid for process in group.processes}
+        pids = [process.popen.pid for process in group.processes]
+        self._pids = {lane.rank: pid for lane, pid in zip(self._lanes, pids, strict=True)}
         self._start = self._now()
         self._recording.starts.append(self._start)
-        for lane, process in zip(self._recording.lanes, group.processes, strict=True):
+        for lane, process in zip(self._lanes, group.processes, strict=True):
             pid = process.popen.pid
             lane.starts(max(0.0, self._start - _age_of(pid)), pid)
         try:
@@ -168,7 +181,7 @@ class _Looking:
         from rankspawn.view.measure import Meters  # imports psutil: 20 ms
 
         pids = [process.popen.pid for process in self._group.processes]
-        return Meters(pids, self._recorder.gpus)
+        return Meters(pids, [place.gpu for place in self._recorder.places])
 
     def _run(self) -> None:
         """Runs in the thread: look until the group is closed, and once more."""
@@ -200,7 +213,7 @@ class _Looking:
     def _look(self) -> None:
         """Take note of states, reports, and how much was printed."""
         group, now = self._group, self._now()
-        for index, lane in enumerate(self._recording.lanes):
+        for index, lane in enumerate(self._lanes):
             lane.is_in(group.state_of(index), now)
             record = group.steps_of(index)
             serial = serial_of(record)
@@ -217,12 +230,12 @@ class _Looking:
     def _measure(self) -> None:
         """Take note of CPU and memory, and of how long ranks have waited for each other."""
         assert self._meters is not None
-        for index, lane in enumerate(self._recording.lanes):
+        for index, lane in enumerate(self._lanes):
             if index in self._running:
                 lane.takes(self._meters.look(index), self._now())
         # Nothing, and cheap, unless ranks talk.
         waits = self._waited_for(self._pids, os.getpid())
-        for lane in self._recording.lanes:
+        for lane in self._lanes:
             if lane.rank in waits:
                 lane.waits(waits[lane.rank], self._now())
 
@@ -232,7 +245,7 @@ class _Looking:
         failed = failures_in(self._group.outcomes)
         cause = failed[0] if failed else None
         most = min(_MOST, max(_FEWEST, _LINES // max(1, len(self._outputs))))
-        for index, lane in enumerate(self._recording.lanes):
+        for index, lane in enumerate(self._lanes):
             lane.ends(self._ended(index, cause, now), self._gone.get(index, now))
             output = self._outputs[index]
             if output is not None:

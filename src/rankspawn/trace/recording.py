@@ -188,15 +188,29 @@ class Recording:
 
     def __init__(self, places: Sequence[tuple[int, str]], facts: Mapping[str, str]) -> None:
         most = _POINTS // (_CURVES * max(1, len(places)))
-        most = min(_MOST, max(_FEWEST, most))
-        self.lanes: list[Lane] = [Lane(rank, device, most) for rank, device in places]
+        self._most = min(_MOST, max(_FEWEST, most))
+        self._lanes: dict[tuple[int, str], Lane] = {}
+        for rank, device in places:
+            self.lane_of(rank, device)
         self.facts: dict[str, str] = dict(facts)
         self.starts: list[float] = []
         self.seconds: float = 0.0
         self.error: str = ""
         self.has_failed: bool = False
 
-    def fails(self, error: BaseException) -> None:
+    def lane_of(self, rank: int, device: str) -> Lane:
+        """The lane of a rank; a new one if it had none."""
+        key = rank, device
+        if key not in self._lanes:
+            self._lanes[key] = Lane(rank, device, self._most)
+        return self._lanes[key]
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """All of them, in the order in which they came."""
+        return list(self._lanes.values())
+
+    def fails(self, error: BaseException | str) -> None:
         """The answer of the whole job is this error."""
         self.has_failed = True
         self.error = str(error)[-_LONGEST_TEXT:] or type(error).__name__

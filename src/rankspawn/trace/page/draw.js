@@ -21,7 +21,7 @@ function seconds(value, span) {
   return `${value.toFixed(digits)} s`;
 }
 function amount(value, metric) {
-  if (metric === "cpu") return `${value.toFixed(0)}%`;
+  if (metric === "cpu") return `${value < 10 ? Number(value.toPrecision(2)) : value.toFixed(0)}%`;
   if (metric === "memory" || metric === "gpu_memory") {
     const units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let at = 0;
