@@ -38,6 +38,7 @@ LIMITS = {
         "::test_tests_that_cannot_be_copied_get_fresh_processes",
     ),
     "preload has no effect": (
+        "::test_the_server_imports_what_a_script_imports",
         "::TestMasks::test_a_preloaded_module_has_the_system_reap_the_workers",
         "::TestTimeout::test_of_a_preload_that_never_ends",
         "::test_a_fork_server_imports_pytest_once",

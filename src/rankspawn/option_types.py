@@ -85,7 +85,8 @@ class CommonOptions(TypedDict, total=False):
     the breakpoints that rank 1 is at, ``"hold"`` is the same of rank 0."""
 
     preload: str | Sequence[str] | None
-    """Modules that the fork server imports once, before it forks; ``forkserver`` only."""
+    """Modules that the fork server imports once, before it forks; ``forkserver`` only.
+    ``"main"`` stands for what the main module imports."""
 
     max_restarts: SupportsIndex | None
     """Start the whole group again after a failure, on fresh ports, at most so often."""

@@ -16,18 +16,17 @@ import json
 import os
 import sys
 import weakref
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankspawn.cpython import forget_exit_functions
-from rankspawn.plan.environ import OF_A_RANK
 from rankspawn.pytest_plugin.in_worker import Silencer, Teller, take_options
 from rankspawn.pytest_plugin.messages import Assignment, WarmRequest
 from rankspawn.workers.child import flush_c_output, flush_output
+from rankspawn.workers.rank_reads import rank_reads
 from rankspawn.workers.server import obstacles
 
 warm_session: WarmSession | None = None
@@ -46,7 +45,7 @@ class WarmSession:
         self._inspector = Inspector(Path(request.folder, "at"))
         arguments = [*request.args, "--capture=no"]
         starter = _Starter(request)
-        with self._inspector.watching():
+        with self._inspector.reads:
             config = _prepareconfig(arguments, [starter, Silencer(), self._inspector])
             session = pytest.Session.from_config(config)
             config._do_configure()
@@ -140,6 +139,7 @@ class Inspector:
 
     Attributes:
         problems: By file or folder of the tests concerned, what is the matter, in words.
+        reads: Notes who asks for a rank.
 
     Args:
         diary: A file that says what is being collected, should this process not come to an answer.
@@ -149,15 +149,15 @@ class Inspector:
         self._diary = diary
         self.problems: dict[str, str] = {}
         self._known = obstacles()
-        self._read: list[str] = []
+        self.reads = rank_reads()
 
     def look(self, place: str) -> None:
         """Note what has come since the last look, as a problem of this place."""
         found = obstacles()
         stories = sorted(found - self._known)
         self._known |= found
-        stories += [f"read {name}, which each rank has for itself" for name in self._read]
-        self._read.clear()
+        stories += self.reads.stories
+        self.reads.stories.clear()
         if stories:
             self.problems.setdefault(place, f"importing it {stories[0]}")
 
@@ -173,25 +173,6 @@ class Inspector:
             reason = text.splitlines()[-1].removeprefix("E").strip()
             self.problems[place] = f"it cannot be collected there ({reason})"
         self.look(place)
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """A block in which it is noted when a variable is read that is another one in each rank."""
-        kind = type(os.environ)
-        read = self._read
-
-        class Watched(kind):  # type: ignore[misc, valid-type]
-            def __getitem__(self, name: str) -> str:
-                if name in OF_A_RANK:
-                    read.append(name)
-                value: str = super().__getitem__(name)
-                return value
-
-        os.environ.__class__ = Watched
-        try:
-            yield
-        finally:
-            os.environ.__class__ = kind
 
 
 def warm_up(folder: str) -> None:

@@ -27,7 +27,6 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing import util
 
-from rankspawn.caller import warn_caller
 from rankspawn.descriptors import Owned, close_in_forks
 from rankspawn.errors import SpawnTimeoutError
 from rankspawn.handlers import handlers_held
@@ -36,6 +35,7 @@ from rankspawn.workers.child import Boot
 from rankspawn.workers.inherited import encode_changes
 from rankspawn.workers.marker import make_mark_file
 from rankspawn.workers.popen import WorkerPopen, command, is_readable
+from rankspawn.workers.preloading import MAIN, judge, with_main
 from rankspawn.workers.server import MOST_FDS, NO_STATUS, PACKET
 from rankspawn.workers.start import SpawnLauncher
 
@@ -53,7 +53,11 @@ _PATIENCE_SECONDS = 1.0
 
 
 def get_server(
-    preload: tuple[str, ...], environ: Mapping[str, str], deadline: float | None = None
+    preload: tuple[str, ...],
+    environ: Mapping[str, str],
+    deadline: float | None = None,
+    *,
+    dispensable: frozenset[str] = frozenset(),
 ) -> ForkServer:
     """The running server with these modules; started if there is none.
 
@@ -61,10 +65,12 @@ def get_server(
         preload: What it imports.
         environ: What a new one is started with.
         deadline: When there is no time left, on the monotonic clock.
+        dispensable: Modules that nobody has named.
 
     Raises:
         ImportError: A module cannot be imported; its traceback is in the message.
         SpawnTimeoutError: The time was over before it was ready.
+        UnfitModuleError: Some of those that nobody has named stand in the way.
     """
     # What was imported depends on where from; without preload that does not matter.
     key = (*preload, *sys.path) if preload else ()
@@ -82,7 +88,7 @@ def get_server(
                     server = _servers[key] = ForkServer(preload, environ)
             # Without that lock: a thread must not wait longer than its own deadline.
             if is_new:
-                server.get_ready(deadline)
+                server.get_ready(deadline, dispensable)
             else:
                 server.wait_until_ready(deadline)
         except BaseException:
@@ -147,7 +153,7 @@ class ForkServer:
             self.stop(at_once=True)
             raise
 
-    def get_ready(self, deadline: float | None) -> None:
+    def get_ready(self, deadline: float | None, dispensable: frozenset[str] = frozenset()) -> None:
         """Have it import the modules; after an exception it has to be stopped."""
         # If the server is gone already, the wait for its answer says so.
         with contextlib.suppress(BrokenPipeError):
@@ -161,11 +167,7 @@ class ForkServer:
                 packet = self._socket.recv(PACKET)
         if not packet:
             raise ConnectionError(_GONE)
-        hello = json.loads(packet)
-        if hello["error"]:
-            raise ImportError(hello["error"])
-        for text in hello["warnings"]:
-            warn_caller(text, RuntimeWarning)
+        judge(json.loads(packet), dispensable)
         self._is_ready.set()
 
     def wait_until_ready(self, deadline: float | None) -> None:
@@ -354,7 +356,7 @@ class ForkserverLauncher(SpawnLauncher):
         with handlers_held():  # or one could come between a descriptor and whoever closes it
             self._mark = Owned(make_mark_file(mark))
         try:
-            self._server = get_server(settings.preload, os.environ, settings.deadline)
+            self._server = _server_for(settings)
         except BaseException:
             self.close()
             raise
@@ -375,3 +377,10 @@ class ForkserverLauncher(SpawnLauncher):
         """Let go of what was needed for the start."""
         super().close()
         self._mark.close()
+
+
+def _server_for(settings: StartSettings) -> ForkServer:
+    def get(modules: tuple[str, ...], dispensable: frozenset[str] = frozenset()) -> ForkServer:
+        return get_server(modules, os.environ, settings.deadline, dispensable=dispensable)
+
+    return with_main(settings.preload, get) if MAIN in settings.preload else get(settings.preload)

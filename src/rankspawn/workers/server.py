@@ -57,8 +57,8 @@ def main() -> None:
         with _killed_with_parent(requests, parent):
             load_what_workers_need()
             sys.path[:] = asked["path"]
-            error, warnings = preload(asked["modules"])
-        _send(requests, json.dumps({"error": error, "warnings": warnings}).encode())
+            error, stories = preload(asked["modules"])
+        _send(requests, json.dumps({"error": error, "stories": stories}).encode())
         if not error:
             _serve(requests, parent)
 
@@ -213,31 +213,34 @@ def load_what_workers_need() -> None:
             import_module(module)
 
 
-def preload(modules: Sequence[str]) -> tuple[str | None, list[str]]:
+def preload(modules: Sequence[str]) -> tuple[tuple[str, str] | None, dict[str, list[str]]]:
     """Import the modules.
 
     Returns:
-        The traceback of the first one that fails, if any, and warnings about the others.
+        The first one that fails, if any, with its traceback; and of the others that have done
+        what copies of this process cannot use, what that is, in words.
     """
-    warnings: list[str] = []
-    known = obstacles()
-    for module in modules:
-        try:
-            import_module(module)
-        except BaseException:
-            import traceback
+    stories: dict[str, list[str]] = {}
+    if not modules:
+        return None, stories
+    from rankspawn.workers.rank_reads import rank_reads
 
-            text = traceback.format_exc()[-_LONGEST_ERROR:]
-            return f"preload={module!r} failed in the fork server:\n{text}", warnings
-        found = obstacles()
-        warnings += [
-            f"preload={module!r} {story}: workers are copies of the fork server, in which that "
-            "does not work. Leave this module out of preload, or have it start nothing when it "
-            "is imported."
-            for story in found - known
-        ]
-        known |= found
-    return None, warnings
+    known = obstacles()
+    with rank_reads() as reads:
+        for module in modules:
+            try:
+                import_module(module)
+            except BaseException:
+                import traceback
+
+                return (module, traceback.format_exc()[-_LONGEST_ERROR:]), stories
+            found = obstacles()
+            told = [*sorted(found - known), *dict.fromkeys(reads.stories)]
+            if told:
+                stories[module] = told
+            known |= found
+            reads.stories.clear()
+    return None, stories
 
 
 def obstacles() -> set[str]:
