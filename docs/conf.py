@@ -50,6 +50,7 @@ parallel
 cluster
 howto/notebooks
 howto/logs
+howto/logging
 howto/trace
 howto/look
 howto/supervise

@@ -72,6 +72,7 @@ def test_none_is_the_same_as_not_given() -> None:
         ("on_failure", "continue", "continue"),
         ("env", {"A": "1", "B": None}, {"A": "1", "B": None}),
         ("env", make_env, make_env),
+        ("logging", "inherit", "inherit"),
         ("debug", 1, DebugRequest(1)),
         ("debug", "2", DebugRequest(2)),
         ("debug", "hold", DebugRequest(0, holds=True)),

@@ -80,6 +80,10 @@ class CommonOptions(TypedDict, total=False):
     """A file that shows afterwards what happened: ``run.html``, a page for a browser, or
     ``run.json`` for Perfetto and Chrome."""
 
+    logging: Literal["inherit"] | None
+    """``inherit``: the ranks' ``logging`` has the levels and formats of this program's; the default
+    if it has set up its own. None, given: they have none of it."""
+
     debug: SupportsIndex | str | None
     """The rank that gets the terminal, for ``breakpoint()``; with ``"1,hold"`` the others wait at
     the breakpoints that rank 1 is at, ``"hold"`` is the same of rank 0."""

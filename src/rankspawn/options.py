@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", "nccl", "bkcl", "xccl", "gloo", "cpu")
 ON_FAILURE = ("stop", "continue")
 START_METHODS = ("spawn", "fork", "forkserver")
+# "auto" is what is meant if nothing is given.
+LOGGING = ("inherit", "auto")
 # Those of plan.numa, which is loaded by whoever asks for one.
 BINDINGS = ("node", "socket", "exclusive", "core-complex")
 
@@ -57,6 +59,7 @@ class SpawnOptions:
     progress: bool = False
     on_report: Callable[[int, Any], object] | None = None
     trace: str | None = None
+    logging: str = "auto"
     debug: read.DebugRequest | None = None
     preload: tuple[str, ...] = ()
     max_restarts: int = 0
@@ -90,7 +93,8 @@ _SELECTIONS = ("gpus", "xpus", "devices", "selected_devices")
 def read_options(options: Mapping[str, Any]) -> SpawnOptions:
     """The checked options of one call.
 
-    An option given as None is the same as one not given.
+    An option given as None is the same as one not given; what ``logging=None`` means besides is
+    the caller's to see.
 
     Args:
         options: What the caller wrote, by name.
@@ -305,6 +309,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "progress": read.read_flag,
     "on_report": read.read_callable,
     "trace": _trace,
+    "logging": lambda name, value: read.read_choice(name, value, LOGGING),
     "debug": read.read_debug,
     "preload": read.read_modules,
     "max_restarts": lambda name, value: read.read_count(name, value, least=0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -81,7 +82,9 @@ def spawn_ranks(
     if (ignored := ignored_ips(options, os.environ)) is not None:
         warn_caller(ignored, UserWarning)
     task = Task(func, arguments, options.kwargs, options.rank_args, options.rank_kwargs)
-    settings = _settings(options, daemon=bool(daemon))
+    # Of this option alone, None is something else than nothing.
+    inherits = given.get("logging", "auto") is not None
+    settings = _settings(options, daemon=bool(daemon), inherits_logging=inherits)
     if settings.log_dir is not None:
         from rankspawn.file_systems import check_answers
 
@@ -126,7 +129,7 @@ def refuse_while_loading() -> None:
         raise MissingGuardError(file_of_caller())
 
 
-def _settings(options: SpawnOptions, *, daemon: bool) -> StartSettings:
+def _settings(options: SpawnOptions, *, daemon: bool, inherits_logging: bool) -> StartSettings:
     log_dir = None if options.log_dir is None else os.path.abspath(options.log_dir)
     deadline = None if options.timeout is None else time.monotonic() + options.timeout
     shown = _show_request(options)
@@ -138,8 +141,18 @@ def _settings(options: SpawnOptions, *, daemon: bool) -> StartSettings:
         log_dir,
         captures=shown is not None and shown.captures,
         looked_at=options.progress or (options.on_report, options.trace) != (None, None),
+        logging=_captured_logging(options, wanted=inherits_logging),
         debug_rank=None if options.debug is None else options.debug.rank,
     )
+
+
+def _captured_logging(options: SpawnOptions, *, wanted: bool) -> bytes | None:
+    """How ``logging`` is set up here, if ranks are to have the same."""
+    if not wanted or (options.logging == "auto" and "logging" not in sys.modules):
+        return None
+    from rankspawn.workers.log_capture import capture, is_configured
+
+    return capture() if options.logging == "inherit" or is_configured() else None
 
 
 def _show_request(options: SpawnOptions) -> ShowRequest | None:

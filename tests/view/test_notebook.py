@@ -137,6 +137,19 @@ def test_the_traceback_has_the_code_of_the_cell(client: Any) -> None:
     )
 
 
+def test_logging_looks_as_in_the_kernel(client: Any) -> None:
+    run(
+        client,
+        "import logging, rankspawn\n"
+        "logging.basicConfig(level='INFO', format='N %(message)s', force=True)\n"
+        "def work():\n    logging.info('of a rank')",
+    )
+    for start_method in ("spawn", "fork", "forkserver"):
+        options = f"nprocs=1, backend='gloo', start_method={start_method!r}"
+        cell = run(client, f"_ = rankspawn.spawn(work, {options})")
+        assert printed(cell) == "N of a rank\n"
+
+
 def test_debug_is_refused(client: Any) -> None:
     run(client, FUNCTION)
     with pytest.raises(nbclient.exceptions.CellExecutionError, match="needs a terminal"):

@@ -250,6 +250,10 @@ def prepare(rank: int, tracker: int, setting: dict[str, Any]) -> None:
     if setting["folder"] and setting["folder"] != current_folder():
         os.chdir(setting["folder"])  # a fork server may have been started elsewhere
     cpython.install_identity(rank, tracker, setting["multiprocessing"])
+    if setting["logging"] is not None:
+        from rankspawn.workers.log_setup import apply
+
+        apply(setting["logging"])
     if setting["main"] is not None:
         from rankspawn.workers.main_module import import_main
 

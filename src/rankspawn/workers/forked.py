@@ -102,7 +102,9 @@ def warn_about_threads() -> None:
 class ForkLauncher:
     """A copy of this process; nothing is pickled."""
 
-    def __init__(self, task: Task, _: StartSettings, failure_event: Owned, mark: str) -> None:
+    def __init__(
+        self, task: Task, settings: StartSettings, failure_event: Owned, mark: str
+    ) -> None:
         self._task = task
         with handlers_held():  # or one could come between a descriptor and whoever closes it
             self._null = Owned(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
@@ -111,6 +113,7 @@ class ForkLauncher:
                 null=self._null.fileno(),
                 failure_event=failure_event.fileno(),
                 mark=self._mark.fileno(),
+                has_logging=settings.logging is not None,
             )
         self._encode = functools.cache(os.fsencode)
         # What is still buffered would be printed by every worker once more.
@@ -181,9 +184,14 @@ class CommonToForks:
         null: Descriptor of the null device, which is their input.
         failure_event: Descriptor that wakes the parent.
         mark: Descriptor of the job's mark.
+        has_logging: Handlers of the parent are to write to the workers' streams.
     """
 
-    def __init__(self, *, null: int, failure_event: int, mark: int) -> None:
+    def __init__(
+        self, *, null: int, failure_event: int, mark: int, has_logging: bool = False
+    ) -> None:
+        # The streams that such handlers may write to.
+        self.logged_to = (sys.stdout, sys.stderr) if has_logging else None
         self.null = null
         self.failure_event = failure_event
         self.mark = mark
@@ -304,6 +312,10 @@ class ForkedWorker:
         if not self._common.has_chosen_method:
             give_method("fork")
         self._take_input()
+        if self._common.logged_to is not None:
+            from rankspawn.workers.log_setup import follow_streams
+
+            follow_streams(self._common.logged_to)
         change_environment(self._changes)
         take_cpus()
         return self._call

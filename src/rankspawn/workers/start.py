@@ -97,6 +97,8 @@ class StartSettings:
     looked_at: bool = False
     # The rank that gets this process's terminal.
     debug_rank: int | None = None
+    # How the parent's logging is set up, if workers are to have the same.
+    logging: bytes | None = None
     # Tensors among the arguments are put into shared memory, as torch's own spawn does.
     shares_tensors: bool = False
 
@@ -386,6 +388,7 @@ def setting_of_parent(payload: Payload, settings: StartSettings) -> dict[str, An
         "path": [entry or folder for entry in sys.path],
         "argv": list(sys.argv),
         "folder": folder,
+        "logging": settings.logging,
         "main": None if main is None else (main.name, main.path),
         "multiprocessing": {
             "name": "rank-{rank}",

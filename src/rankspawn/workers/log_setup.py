@@ -1,0 +1,123 @@
+"""The parent's ``logging`` in a worker. Runs in the worker, if the parent has set up its own.
+
+What the worker's program sets up itself counts in place of what is inherited, as if that were not
+there: ``basicConfig`` finds no handlers, and beside a handler of the program's own that shows lines
+the inherited one is silent.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pickle
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, TextIO
+
+
+class InheritedHandler(logging.Handler):
+    """Writes to whatever is the standard stream by then.
+
+    Args:
+        logger: Whose handler it is.
+        stream: ``stdout`` or ``stderr``.
+        level: Below it nothing is shown.
+    """
+
+    terminator = "\n"
+
+    def __init__(self, logger: logging.Logger, stream: str, level: int) -> None:
+        super().__init__(level)
+        self._logger = logger
+        self._stream = stream
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line, unless the program has a handler of its own for that."""
+        if any(map(_shows_lines, self._logger.handlers)):
+            return
+        try:
+            stream: TextIO | None = getattr(sys, self._stream)
+            if stream is not None:
+                stream.write(self.format(record) + self.terminator)
+                stream.flush()
+        except RecursionError:
+            raise
+        except Exception:  # as logging's own handlers do
+            self.handleError(record)
+
+
+def _shows_lines(handler: logging.Handler) -> bool:
+    is_stream = isinstance(handler, logging.StreamHandler)
+    # Rich's, for one, is no StreamHandler, but has a console.
+    return hasattr(handler, "console") or (
+        is_stream and not isinstance(handler, logging.FileHandler)
+    )
+
+
+def apply(setup: bytes) -> None:
+    """Set up ``logging`` as the parent has it; see :mod:`rankspawn.workers.log_capture`."""
+    told: dict[str, Any] = pickle.loads(setup)
+    for level, name in told["names"].items():
+        logging.addLevelName(level, name)
+    logging.disable(told["disable"])
+    for name, level, propagate, disabled, handlers in told["loggers"]:
+        logger = logging.getLogger(name)
+        logger.setLevel(level)
+        logger.propagate, logger.disabled = propagate, disabled
+        for handler in handlers:
+            logger.addHandler(_make_handler(logger, *handler))
+    _let_basic_config_replace()
+
+
+def _make_handler(
+    logger: logging.Logger, stream: str, level: int, formatter: Any, filters: bytes | None
+) -> InheritedHandler:
+    handler = InheritedHandler(logger, stream, level)
+    packed, (text, datefmt) = formatter[0], formatter[1] or (None, None)
+    handler.setFormatter(_load(packed) or logging.Formatter(text, datefmt, validate=False))
+    for each in _load(filters) or ():
+        handler.addFilter(each)
+    return handler
+
+
+def _load(packed: bytes | None) -> Any:
+    """What was sent; None where it cannot be had: a module may be missing here."""
+    try:
+        return packed and pickle.loads(packed)
+    except Exception:
+        return None
+
+
+def _let_basic_config_replace() -> None:
+    """``basicConfig`` does nothing where there are handlers; ours are none of the program's."""
+    configure = logging.basicConfig
+
+    @functools.wraps(configure)
+    def replace_and_configure(**options: Any) -> None:
+        for handler in logging.root.handlers[:]:
+            if isinstance(handler, InheritedHandler):
+                logging.root.removeHandler(handler)
+        configure(**options)
+
+    logging.basicConfig = replace_and_configure
+
+
+def follow_streams(before: Sequence[TextIO | None]) -> None:
+    """In a forked worker: handlers that wrote to these streams of the parent write to its own.
+
+    Not by ``setStream``, which flushes what the parent has not written yet. That a thread of the
+    parent may hold a handler's lock at the fork is seen to by logging itself.
+
+    Args:
+        before: The parent's standard output and errors.
+    """
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    for logger in loggers:
+        for handler in getattr(logger, "handlers", ()):
+            stream = getattr(handler, "stream", None)
+            for old, new in zip(before, (sys.stdout, sys.stderr), strict=True):
+                if stream is not None and stream is old and old is not new:
+                    handler.stream = new
