@@ -150,6 +150,25 @@ class TestElastic:
             worker.say("exit 0")
         assert [first.wait(), third.wait(), fourth.wait()] == [0, 0, 0]
 
+    def test_a_killed_launcher_is_known_before_its_lease_ends(self, job: Job, master: str) -> None:
+        if master.startswith("etcd"):
+            pytest.skip("an etcd is not told by the fence: there the lease ends by itself")
+        flags = (
+            *("--nnodes", "1:2", "--master", master, "--elastic_timeout", "600"),
+            # As long as two of these tests may take.
+            *("--max_restart", "99", "--node_timeout", "120", "--grace_period", "1"),
+        )
+        first = job.start(*flags)
+        first.wait_for("1 of 2 nodes are here")
+        second = job.start(*flags)
+        workers = job.workers(2)
+
+        second.send(signal.SIGKILL)
+
+        (worker,) = job.next_generation(workers, 1)
+        worker.say("exit 0")
+        assert first.wait() == 0
+
     @pytest.mark.parametrize("level", ["-1", "0", "1"])
     def test_workers_that_lose_their_peers_go_on(self, job: Job, master: str, level: str) -> None:
         flags = (

@@ -47,6 +47,8 @@ class MasterStore:
     """
 
     def __init__(self, host: str, port: int, key: bytes, *, answer_within: float = 2.0) -> None:
+        # Where it is, and what it is entered with.
+        self.place: tuple[str, int, bytes] = (host, port, key)
         self._answer_within = answer_within
         self._calls = _Line(host, port, key)
         self._watching = _Line(host, port, key)

@@ -5,7 +5,8 @@ marks the workers carry. When that time passes without another word it kills all
 them. It does not matter whether the launcher is stopped, swapped out, blocked or dead.
 
 The guardian of a group (``workers.guardian``) is the gentle one of the two: it gives the workers
-of a dead launcher their grace period, which may be longer than the lease.
+of a dead launcher their grace period, which may be longer than the lease. Where they are gone
+before, the fence, which then is all that is left of the node, gives its lease back (``last_word``).
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _START_SECONDS = 30.0
 # the clock, because a wait of the system does not count the time of a suspended machine.
 _SWEEP_SECONDS = 0.2
 _LOOK_SECONDS = 0.5
+# The same once the launcher is dead, and the other nodes wait to hear that its workers are gone.
+_LAST_LOOK_SECONDS = 0.1
 # This package's folder, found by its place: the fence needs nothing of the launcher's path.
 _ROOT = os.path.abspath(__file__).removesuffix(
     os.path.join("rankspawn", "launch", "rendezvous", "fence.py")
@@ -162,8 +165,19 @@ class Fence:
         with contextlib.suppress(FenceError):
             self._say(f"release {mark}")
 
+    def give_back(self, lease: str) -> None:
+        """Have this lease end early if the launcher dies, as soon as nobody of it is left.
+
+        Args:
+            lease: As ``last_word`` reads it.
+        """
+        with contextlib.suppress(FenceError):
+            self._say(f"lease {lease}")
+
     def close(self) -> None:
         """End it, if it guards nobody; else it stays until its time has passed."""
+        with contextlib.suppress(FenceError):
+            self._say("closed")  # who dies does not
         with self._lock:
             self._pipe.close()
         assert self._process.stdout is not None
@@ -207,7 +221,7 @@ def main() -> None:
 def watch(fd: int) -> None:
     """Do what is said on ``fd`` until it is closed and nobody is left to be guarded."""
     marks: set[str] = set()
-    until = 0.0
+    until, lease = 0.0, ""
     heard = bytearray()
     while True:
         left = until - now()
@@ -230,12 +244,24 @@ def watch(fd: int) -> None:
                 until = float(what)
             elif verb == "guard":
                 marks.add(what)
-            else:
+            elif verb == "release":
                 marks.discard(what)
+            else:
+                lease = what if verb == "lease" else ""
     # The lease of a dead launcher is good for as long as it said; its guardian is gentler.
+    wait = _LAST_LOOK_SECONDS if lease else _LOOK_SECONDS
     while marks and (left := until - now()) > 0:
-        select.select([], [], [], min(left, _LOOK_SECONDS))
+        if lease and _give_back(lease, marks):
+            return
+        select.select([], [], [], min(left, wait))
     _sweep_up(marks)
+
+
+def _give_back(lease: str, marks: set[str]) -> bool:
+    """Say that nobody of a dead launcher is left, if that is so, and can be said."""
+    from rankspawn.launch.rendezvous import last_word  # a launcher that ends well needs none of it
+
+    return last_word.nobody_is_left(marks) and last_word.give_back(lease)
 
 
 def _sweep_up(marks: set[str]) -> None:

@@ -14,8 +14,10 @@ from dataclasses import replace
 
 from rankspawn.launch.programs import Node
 from rankspawn.launch.rendezvous import participant
+from rankspawn.launch.rendezvous.client import MasterStore
 from rankspawn.launch.rendezvous.fence import Fence, LeaseTimes, now
 from rankspawn.launch.rendezvous.job_state import JobState, JobTerms, Member, Phase
+from rankspawn.launch.rendezvous.last_word import words_of
 from rankspawn.launch.rendezvous.node_logic import NodeLogic, Write
 from rankspawn.launch.rendezvous.records import Keys, read_group, read_member, read_state
 from rankspawn.launch.rendezvous.store import (
@@ -69,6 +71,8 @@ class Membership:
         self._retry_at: float | None = None
         sent = now()
         self._lease = store.grant(terms.lease_seconds)
+        if fence is not None and isinstance(store, MasterStore):
+            fence.give_back(words_of(store, self._lease.id))
         # A store may grant more time than was asked for; then there is more.
         self._times = LeaseTimes(self._lease.seconds, fenced=fence is not None)
         ended = _ended_run(store, keys)
