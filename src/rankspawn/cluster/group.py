@@ -115,6 +115,10 @@ class ClusterGroup:
     def _raise_late(self, deadline: float | None, late: list[NodeState]) -> None:
         from rankspawn.errors import NodeLostError, SpawnTimeoutError
 
+        # Those that have come less far are the ones that the others wait for.
+        order = list(Phase)
+        least = min((order.index(node.phase) for node in late), default=0)
+        late = [node for node in late if order.index(node.phase) == least]
         names = ", ".join(node.host or str(node.number) for node in late)
         if deadline is not None and time.monotonic() >= deadline:
             raise SpawnTimeoutError(

@@ -25,6 +25,9 @@ class RemoteProcess:
 
     __slots__ = ("_group", "_index", "host", "pid")
 
+    # A descriptor per rank is more than a process may have; few programs want one.
+    makes_sentinel = True
+
     def __init__(self, group: ClusterGroup, index: int, pid: int, host: str) -> None:
         self._group, self._index = group, index
         self.pid = pid

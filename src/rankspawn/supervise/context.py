@@ -57,6 +57,12 @@ class RankProcess(process.BaseProcess):
         """The node that it runs on."""
         return getattr(self.popen, "host", "") or os.uname().nodename
 
+    @property
+    def sentinel(self) -> int:
+        """A descriptor that is readable once it ended."""
+        known = super().sentinel
+        return self.popen.sentinel if known < 0 else known
+
     def has_started(self, popen: StartedProcess) -> None:
         """Take charge of the started process, in place of ``start()``."""
         self.popen = popen
