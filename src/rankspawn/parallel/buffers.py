@@ -170,17 +170,20 @@ def numpys_key(source: Any) -> tuple[Any, ...] | None:
 
 
 def _of_array(numpy: ModuleType, array: Any) -> Flat:
+    if hasattr(array, "mask"):
+        raise TypeError("a masked array is two, numbers and a mask: give its .filled() copy")
+    source, array = array, array.view(numpy.ndarray)  # of a matrix, say, all slices are matrices
     dtype = array.dtype
     name = _name_of(dtype)
     if array.flags.c_contiguous:
         data = memoryview(array.reshape(-1).view(numpy.uint8))
-        return Flat(array, data, name, dtype.itemsize, array.shape)
+        return Flat(source, data, name, dtype.itemsize, array.shape)
     # Not in one piece. `reshape` would copy in silence, and the result would be lost.
     copy = numpy.ascontiguousarray(array)
     data = memoryview(copy.reshape(-1).view(numpy.uint8))
     if not array.flags.writeable:
         data = data.toreadonly()
-    return Flat(array, data, name, dtype.itemsize, array.shape, lambda: numpy.copyto(array, copy))
+    return Flat(source, data, name, dtype.itemsize, array.shape, lambda: numpy.copyto(array, copy))
 
 
 @cache

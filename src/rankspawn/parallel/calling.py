@@ -7,7 +7,7 @@ import threading
 from time import perf_counter
 from typing import TypeVar
 
-from rankspawn.parallel.pieces import rounds_for
+from rankspawn.parallel.pieces import check_rank, check_timeout, rounds_for
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -44,9 +44,17 @@ class Calling:
     def __repr__(self) -> str:
         return f"<Communicator {self.backend}: rank {self.rank} of {self.size}>"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(
+            f"{self!r} cannot be pickled: it belongs to its process, and another has its own from "
+            "init_parallel_env()"
+        )
+
     def _run(self, call: Call, body: Callable[[], T], timeout: float | None = None) -> T:
         """One call of a collective, from its announcement to its end."""
         step, limit = self._step, call.timeout if timeout is None else timeout
+        if limit is not None:
+            check_timeout(limit)
         with self._using:
             self._check_usable(call.name)
             self._is_busy = True
@@ -81,6 +89,7 @@ class Calling:
 
     def _alone(self, call: Call, body: Callable[[], T]) -> T:
         """Do something while no other thread does, and count it."""
+        check_timeout(call.timeout)
         with self._using:
             self._check_usable(call.name)
             self._is_busy = True
@@ -110,14 +119,14 @@ class Calling:
                 f"{type(self._step.broken).__name__}: {self._step.broken}"
             )
 
-    def _check_rank(self, rank: int, name: str) -> None:
-        if not isinstance(rank, int) or not 0 <= rank < self.size:
-            raise ValueError(f"{name}={rank!r}: ranks of this group are 0 to {self.size - 1}")
+    def _check_rank(self, rank: int, name: str) -> int:
+        return check_rank(rank, name, self.size)
 
-    def _check_peer(self, rank: int, name: str) -> None:
-        self._check_rank(rank, name)
+    def _check_peer(self, rank: int, name: str) -> int:
+        rank = self._check_rank(rank, name)
         if rank == self.rank:
             raise ValueError(f"{name}={rank} is this rank itself")
+        return rank
 
     def _check_rows(self, flat: Flat, name: str) -> None:
         if not flat.shape or flat.shape[0] != self.size:

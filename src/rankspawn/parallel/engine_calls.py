@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from rankspawn.errors import CollectiveMismatchError, CollectiveTimeoutError, RankLostError
 from rankspawn.parallel.announcing import Call
 from rankspawn.parallel.buffers import DeviceFlat, Flat, OnDeviceError, flatten, make_like
+from rankspawn.parallel.pieces import check_rank, check_timeout
 from rankspawn.parallel.reducing import check_operation
 from rankspawn.parallel.statistics import Tally
 
@@ -57,6 +58,12 @@ class EngineCalling:
 
     def __repr__(self) -> str:
         return f"<Communicator {self.backend}: rank {self.rank} of {self.size}>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError(
+            f"{self!r} cannot be pickled: it belongs to its process, and another has its own from "
+            "init_parallel_env()"
+        )
 
     # -- how a call is made
 
@@ -132,6 +139,7 @@ class EngineCalling:
         return error
 
     def _check_timeout(self, timeout: float | None) -> None:
+        check_timeout(timeout)
         # In memory they can be waited for as long as is wanted.
         is_local = self._agreement is not None and self._agreement.includes_all
         if timeout is not None and not self._engine.has_timeouts and not is_local:
@@ -151,9 +159,8 @@ class EngineCalling:
                 f"{type(self._broken).__name__}: {self._broken}"
             )
 
-    def _check_rank(self, rank: int, name: str) -> None:
-        if not isinstance(rank, int) or not 0 <= rank < self.size:
-            raise ValueError(f"{name}={rank!r}: ranks of this group are 0 to {self.size - 1}")
+    def _check_rank(self, rank: int, name: str) -> int:
+        return check_rank(rank, name, self.size)
 
     def _check_rows(self, flat: Flat, name: str) -> None:
         if not flat.shape or flat.shape[0] != self.size:

@@ -24,7 +24,7 @@ class EngineMessages(EngineCalling):
     @at_users_line
     def send(self, buffer: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
         """Send to one rank; small messages do not wait until it takes them."""
-        self._check_message(dst, "dst", tag)
+        dst = self._check_message(dst, "dst", tag)
         flat = self._hold(buffer, writable=False)
         carrier = self._carrier(dst)
         if carrier is not None and not isinstance(flat, DeviceFlat):
@@ -42,7 +42,7 @@ class EngineMessages(EngineCalling):
     @at_users_line
     def recv(self, buffer: T, src: int, tag: int = 0, *, timeout: float | None = None) -> T:
         """Take the first message with this tag from one rank, in place."""
-        self._check_message(src, "src", tag)
+        src = self._check_message(src, "src", tag)
         flat = self._hold(buffer, writable=True)
         carrier = self._carrier(src)
         if carrier is not None and not isinstance(flat, DeviceFlat):
@@ -59,12 +59,12 @@ class EngineMessages(EngineCalling):
         if flat.nbytes:
             self._engine.recv(flat.data, src, tag, wait)
 
-    def _check_message(self, rank: int, name: str, tag: int) -> None:
-        self._check_rank(rank, name)
+    def _check_message(self, rank: int, name: str, tag: int) -> int:
+        rank = self._check_rank(rank, name)
         if rank == self.rank:
             raise ValueError(f"{name}={rank} is this rank itself")
         if self._carrier(rank) is not None:
-            return
+            return rank
         if not self._engine.has_messages:
             raise RuntimeError(
                 f"messages between two of {self.size} ranks do not arrive over {self.backend}: use "
@@ -72,6 +72,7 @@ class EngineMessages(EngineCalling):
             )
         if tag and not self._engine.has_tags:
             raise ValueError(f"tag={tag}: messages over {self.backend} have no tags")
+        return rank
 
     def _carrier(self, rank: int) -> tuple[SharedMemory, int] | None:
         """Memory for messages that the engine cannot carry, and this rank's place in it."""

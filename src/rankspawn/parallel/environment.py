@@ -10,6 +10,7 @@ from rankspawn.caller import at_users_line
 from rankspawn.errors import CollectiveTimeoutError
 from rankspawn.parallel.choosing import choose, look_around
 from rankspawn.parallel.devices import MemoryAndDevices
+from rankspawn.parallel.pieces import check_timeout
 from rankspawn.parallel.region import Region, open_at
 from rankspawn.parallel.shared_memory import alone
 from rankspawn.parallel.splitting import join_region
@@ -45,12 +46,13 @@ def init_parallel_env(backend: str = "auto", timeout: float | None = None) -> Co
         timeout: Seconds to wait for other ranks in each call; None for as long as they live.
 
     Raises:
-        ValueError: There is no such backend.
+        ValueError: There is no such backend, or no such time.
         RuntimeError: The backend is not installed, or none can connect these ranks.
         RankLostError: A rank ended without having called it.
         CollectiveTimeoutError: The time was over.
     """
     global _current  # noqa: PLW0603 - the process is in this state, not an object
+    check_timeout(timeout)
     chosen = choose(backend, look_around())  # refuses what there is not, the second time too
     for pid, comm in (*([_current] if _current else []), *_others):
         if pid == os.getpid() and (backend == "auto" or _is_of(comm, backend)):

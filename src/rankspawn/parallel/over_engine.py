@@ -79,7 +79,7 @@ class OverEngine(EngineMessages):
         self, buffer: T, dst: int = 0, op: str = "sum", *, timeout: float | None = None
     ) -> T:
         """The same for one rank only; the others' buffers stay as they are."""
-        self._check_rank(dst, "dst")
+        dst = self._check_rank(dst, "dst")
         flat = self._hold(buffer, writable=self.rank == dst)
         self._check_operation(flat, op)
         used = flat if self.rank == dst else flat.copy()
@@ -135,7 +135,7 @@ class OverEngine(EngineMessages):
     @at_users_line
     def broadcast(self, buffer: T, src: int = 0, *, timeout: float | None = None) -> T:
         """Give all ranks what one has, in place."""
-        self._check_rank(src, "src")
+        src = self._check_rank(src, "src")
         flat = self._hold(buffer, writable=self.rank != src)
         self._run(
             "broadcast",
@@ -168,7 +168,7 @@ class OverEngine(EngineMessages):
     @at_users_line
     def gather(self, buffer: Any, dst: int = 0, *, timeout: float | None = None) -> Any:
         """The same for one rank; None for the others."""
-        self._check_rank(dst, "dst")
+        dst = self._check_rank(dst, "dst")
         flat = self._hold(buffer, writable=False)
         out = self._make_like(flat, (self.size, *flat.shape)) if self.rank == dst else None
         rows = [] if out is None else _rows(out.data, self.size)
@@ -194,7 +194,7 @@ class OverEngine(EngineMessages):
     @at_users_line
     def scatter(self, array: Any = None, src: int = 0, *, timeout: float | None = None) -> Any:
         """This rank's part of an array that one rank has: ``array[rank]`` of ``size`` entries."""
-        self._check_rank(src, "src")
+        src = self._check_rank(src, "src")
         flat: Flat | None = None
         if self.rank == src:
             flat = flatten(array, writable=False)
@@ -253,7 +253,7 @@ class OverEngine(EngineMessages):
         self, obj: Any = None, src: int = 0, *, timeout: float | None = None
     ) -> Any:
         """What one rank has, whatever can be pickled."""
-        self._check_rank(src, "src")
+        src = self._check_rank(src, "src")
         mine = pickled(obj) if self.rank == src else b""
         return unpickled(
             self._run(
@@ -270,7 +270,7 @@ class OverEngine(EngineMessages):
         self, obj: Any, dst: int = 0, *, timeout: float | None = None
     ) -> list[Any] | None:
         """What all ranks have, by rank, for one of them; None for the others."""
-        self._check_rank(dst, "dst")
+        dst = self._check_rank(dst, "dst")
         mine = memoryview(pickled(obj))
 
         def body(wait: float | None) -> list[bytearray]:

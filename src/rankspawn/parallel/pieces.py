@@ -1,13 +1,45 @@
 """How data of any size goes through slots of a fixed size: which bytes of whom, in which round.
 
-Pure arithmetic on views of bytes.
+Pure arithmetic on views of bytes, and what numbers the calls may be given.
 """
 
 from __future__ import annotations
 
+from operator import index
+
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+def check_rank(rank: int, name: str, size: int) -> int:
+    """A rank of a group as Python's own number.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        number = index(rank)
+    except TypeError:  # no whole number
+        number = -1
+    if not 0 <= number < size:
+        raise ValueError(f"{name}={rank!r}: ranks of this group are 0 to {size - 1}")
+    return number
+
+
+def check_timeout(timeout: float | None) -> None:
+    """Refuse what is no time, before anybody waits for it.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is less than none, or no number.
+    """
+    if timeout is None:
+        return
+    if not hasattr(timeout, "__float__"):
+        raise TypeError(f"timeout={timeout!r}: seconds are a number, or None for no limit")
+    if not timeout >= 0:
+        raise ValueError(f"timeout={timeout!r}: seconds cannot be less than 0")
 
 
 def rounds_for(nbytes: int, width: int) -> int:

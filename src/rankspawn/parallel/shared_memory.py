@@ -84,7 +84,7 @@ class SharedMemory(Calling):
         self, buffer: T, dst: int = 0, op: str = "sum", *, timeout: float | None = None
     ) -> T:
         """The same for one rank only; the others' buffers stay as they are."""
-        self._check_rank(dst, "dst")
+        dst = self._check_rank(dst, "dst")
         flat = flatten(buffer, writable=self.rank == dst)
         self._reduce(flat, op, dst, "reduce", timeout)
         if flat.write_back is not None and self.rank == dst:
@@ -133,7 +133,7 @@ class SharedMemory(Calling):
     @at_users_line
     def broadcast(self, buffer: T, src: int = 0, *, timeout: float | None = None) -> T:
         """Give all ranks what one has, in place."""
-        self._check_rank(src, "src")
+        src = self._check_rank(src, "src")
         flat = flatten(buffer, writable=self.rank != src)
         call = Call("broadcast", f"{flat.text} src={src}", nbytes=flat.nbytes, timeout=timeout)
 
@@ -160,7 +160,7 @@ class SharedMemory(Calling):
     @at_users_line
     def gather(self, buffer: Any, dst: int = 0, *, timeout: float | None = None) -> Any:
         """The same for one rank; None for the others."""
-        self._check_rank(dst, "dst")
+        dst = self._check_rank(dst, "dst")
         return self._gather("gather", buffer, dst, timeout)
 
     def _gather(self, name: str, buffer: Any, dst: int | None, timeout: float | None) -> Any:
@@ -188,7 +188,7 @@ class SharedMemory(Calling):
     @at_users_line
     def scatter(self, array: Any = None, src: int = 0, *, timeout: float | None = None) -> Any:
         """This rank's part of an array that one rank has: ``array[rank]`` of ``size`` entries."""
-        self._check_rank(src, "src")
+        src = self._check_rank(src, "src")
         if self.rank == src:
             flat = flatten(array, writable=False)
             self._check_rows(flat, "scatter")
@@ -267,7 +267,7 @@ class SharedMemory(Calling):
     @at_users_line
     def send(self, buffer: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
         """Send to one rank; small messages do not wait until it takes them."""
-        self._check_peer(dst, "dst")
+        dst = self._check_peer(dst, "dst")
         flat = flatten(buffer, writable=False)
         call = Call("send", f"{flat.text} dst={dst} tag={tag}", nbytes=flat.nbytes, timeout=timeout)
         self._alone(call, lambda: self._channels.send(call, flat, dst, tag))
@@ -275,7 +275,7 @@ class SharedMemory(Calling):
     @at_users_line
     def recv(self, buffer: T, src: int, tag: int = 0, *, timeout: float | None = None) -> T:
         """Take the first message with this tag from one rank, in place."""
-        self._check_peer(src, "src")
+        src = self._check_peer(src, "src")
         flat = flatten(buffer, writable=True)
         call = Call("recv", f"{flat.text} src={src} tag={tag}", nbytes=flat.nbytes, timeout=timeout)
         self._alone(call, lambda: self._channels.receive(call, flat, src, tag))
@@ -288,7 +288,7 @@ class SharedMemory(Calling):
         self, obj: Any = None, src: int = 0, *, timeout: float | None = None
     ) -> Any:
         """What one rank has, whatever can be pickled."""
-        self._check_rank(src, "src")
+        src = self._check_rank(src, "src")
         mine = pickled(obj) if self.rank == src else b""
         found = self._objects("broadcast_object", f" src={src}", mine, [src], timeout)
         return unpickled(found[src])
@@ -298,7 +298,7 @@ class SharedMemory(Calling):
         self, obj: Any, dst: int = 0, *, timeout: float | None = None
     ) -> list[Any] | None:
         """What all ranks have, by rank, for one of them; None for the others."""
-        self._check_rank(dst, "dst")
+        dst = self._check_rank(dst, "dst")
         wanted = range(self.size) if self.rank == dst else ()
         found = self._objects("gather_object", f" dst={dst}", pickled(obj), wanted, timeout)
         return [unpickled(found[rank]) for rank in wanted] if self.rank == dst else None
