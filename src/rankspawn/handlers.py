@@ -69,6 +69,12 @@ class _Held:
 os.register_at_fork(after_in_child=_Held.forget)
 
 
+class Temporary:
+    """A handler of ours, where the program has none: a forked worker does without it."""
+
+    __slots__ = ()
+
+
 class _Handler:
     """Stands in for a handler of the program, as long as something is held back."""
 
@@ -219,4 +225,5 @@ def set_handler(number: int, handler: Any) -> None:
 def handlers_to_inherit() -> dict[int, Any]:
     """The program's handlers that others stand in for, by number; for a forked worker."""
     handlers = {number: raw_signal.getsignal(number) for number in range(1, signal.NSIG)}
-    return {n: each.handler for n, each in handlers.items() if isinstance(each, _Handler)}
+    own = {n: each.handler for n, each in handlers.items() if isinstance(each, _Handler)}
+    return {n: raw_signal.SIG_DFL if isinstance(h, Temporary) else h for n, h in own.items()}

@@ -55,6 +55,7 @@ class ClusterGroup:
         self.grace = grace
         self.is_daemonic = daemon
         self.stops_on_failure = True
+        self.what = ""
         self.lost: Outcome | None = None
         self.closed = False
         self._is_closing = False

@@ -29,6 +29,7 @@ from rankspawn.supervise.failures import (
     make_timeout_error,
 )
 from rankspawn.supervise.outcome import End, failures_in
+from rankspawn.terminating import TerminatedError, die, sigterm_passed_on
 from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -182,12 +183,17 @@ class Supervisor:
 
         Signals are handled in its waits only, so that nothing is interrupted half-way.
         """
-        with handlers_held():
+        with handlers_held(), sigterm_passed_on():
             try:
                 yield
                 let_handlers_through()  # what came after the last wait
             except BaseException as error:
-                self.stop_after(error, grace)
+                try:
+                    self.stop_after(error, grace)
+                except TerminatedError:  # in the grace period, which it has cut short
+                    die()
+                if isinstance(error, TerminatedError):
+                    die()
                 raise
 
     def stop_after(self, error: BaseException, grace: float) -> None:
@@ -195,6 +201,12 @@ class Supervisor:
         with handlers_held():
             if hasattr(self, "group"):
                 interrupted = isinstance(error, KeyboardInterrupt)
+                if isinstance(error, TerminatedError) and not self.group.all_ended:
+                    logger.warning(
+                        "SIGTERM: passed on to %d workers, which have %g s to end",
+                        len(self.group.sentinels),
+                        grace,
+                    )
                 try:
                     self.stop(grace, interrupted=interrupted)
                 except KeyboardInterrupt:

@@ -63,6 +63,7 @@ def assemble(
         start(mark, meeting.address, event, workers)
         write_entries(meeting.fileno(), [worker.popen.pid for worker in workers])
         group = WorkerGroup(workers, mark, event, began_ns, oom_before, closables, grace, store)
+        group.what = what
         running.add(group)
     except BaseException:
         kill_started(workers)

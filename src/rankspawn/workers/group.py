@@ -62,6 +62,8 @@ class WorkerGroup:
         self.grace = grace
         self.deadline: float | None = None
         self.stops_on_failure = True
+        # What is said of it there: the function that its workers run.
+        self.what = ""
         # Whose job it is to close the group; it may be dropped while workers run.
         self.owner: weakref.ref[object] | None = None
         self._oom_before = oom_before

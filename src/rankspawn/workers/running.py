@@ -17,10 +17,12 @@ if TYPE_CHECKING:
         Attributes:
             grace: Seconds that its ranks get.
             stops_on_failure: Else the others go on.
+            what: The function that its ranks run; empty if that is not known.
         """
 
         grace: float
         stops_on_failure: bool
+        what: str
 
         @property
         def is_daemonic(self) -> bool:

@@ -2,15 +2,19 @@
 
 As ``join`` would have done it: a group that failed, or whose time is over, is torn down, and all
 others are waited for. Daemonic ones are stopped, as multiprocessing stops daemons. Nothing is
-restarted.
+restarted. A program that nobody told of a failure does not end as if there had been none.
 """
 
 from __future__ import annotations
 
+import gc
+import io
 import logging
+import os
 import selectors
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 from rankspawn.descriptors import Waker
 from rankspawn.handlers import handlers_held, handlers_let_through
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
     from rankspawn.workers.running import SettledGroup
 
 logger: logging.Logger = logging.getLogger(__name__)
+# Of a large group a few are enough.
+_MOST_NAMES = 4
 
 
 def settle(groups: Sequence[SettledGroup]) -> None:
@@ -39,12 +45,29 @@ def settle(groups: Sequence[SettledGroup]) -> None:
 
 def _wait_for(groups: Sequence[SettledGroup]) -> None:
     left = list(groups)
+    has_told = False
     while left:
         for group in [group for group in left if _is_due(group)]:
             _end(group, group.grace)
         left = [group for group in left if not group.closed]
         if left and not any(_is_due(group) for group in left):
+            if not has_told:
+                has_told = True
+                _say_who_is_waited_for(left)
             _wait_for_news(left)
+
+
+def _say_who_is_waited_for(groups: Sequence[SettledGroup]) -> None:
+    parts = []
+    for group in groups:
+        left = [each for index, each in enumerate(group.processes) if not group.has_ended(index)]
+        shown = ", ".join(f"rank {each.rank} (pid {each.popen.pid})" for each in left[:_MOST_NAMES])
+        more = ", ..." if len(left) > _MOST_NAMES else ""
+        parts.append(f"{shown}{more}" + (f" in {group.what}" if group.what else ""))
+    logger.warning(
+        "the program waits at its end for workers that nobody joined: %s; Ctrl-C stops them",
+        "; ".join(parts),
+    )
 
 
 def _is_due(group: SettledGroup) -> bool:
@@ -103,3 +126,39 @@ def _end(group: SettledGroup, grace: float, *, interrupted: bool = False) -> Non
     group.close()
     for text in told:
         logger.error("%s", text)
+    if told:
+        _fail_at_the_end()
+
+
+class _LastWord:
+    """Ends the process with an exit code when Python takes its modules apart.
+
+    What runs at exit can change that code no more; and it, and what the program has registered
+    before, has run by then.
+    """
+
+    def __init__(self, code: int) -> None:
+        self._code = code
+        # Nothing can be imported any more when it is needed.
+        self._leave, self._objects = os._exit, gc.get_objects
+
+    def __del__(
+        self,
+        files: tuple[type, ...] = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom),
+    ) -> None:
+        for thing in self._objects():
+            # Files that the program left open. Not isinstance: it asks objects for their class.
+            if issubclass(type(thing), files):
+                with suppress(Exception):
+                    thing.flush()
+        self._leave(self._code)
+
+
+_last_word: _LastWord | None = None
+
+
+def _fail_at_the_end() -> None:
+    """Have the process end with 1; what it would end with otherwise, nobody can know here."""
+    global _last_word  # noqa: PLW0603 - kept to the very end, which is its use
+    if _last_word is None:
+        _last_word = _LastWord(1)

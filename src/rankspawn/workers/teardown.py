@@ -54,7 +54,11 @@ def stop_workers(group: WorkerGroup, grace: float, mark: str, *, interrupted: bo
     try:
         if interrupted and not group.all_ended:
             count = len(group.sentinels)
-            logger.info("interrupted: stopping %d workers; interrupt again to kill them", count)
+            logger.warning(
+                "interrupted: %d workers have %g s to end; interrupt again to kill them",
+                count,
+                grace,
+            )
         if interrupted and _is_in_foreground():
             group.wait(lambda: group.all_ended, time.monotonic() + grace / 2)
         # Ranks that reported are on their way out by themselves, and may still save something.

@@ -1,0 +1,69 @@
+"""SIGTERM to a program that waits for its ranks: passed on, and died of once they have ended.
+
+Without a handler the system ends the program at once, and the ranks could not be waited for; as the
+first process of a container, it would not even notice. A program that has a handler of its own
+decides itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager, suppress
+
+from rankspawn.handlers import Temporary, handler_of, is_echo, is_main_thread, set_handler
+
+TYPE_CHECKING = False  # typing's own, without the import of typing
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+    from typing import NoReturn
+
+
+class TerminatedError(BaseException):
+    """Somebody wants this program to end; it is never seen outside."""
+
+
+class _PassedOn(Temporary):
+    """The handler in these blocks."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._came = float("-inf")
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as all
+        if os.getpid() != self._pid:  # a copy that somebody forked meanwhile: it waits for nobody
+            die()
+        # `timeout` sends its signal to its child and then to their process group.
+        if not is_echo(self._came):
+            self._came = time.monotonic()
+            raise TerminatedError
+
+
+@contextmanager
+def sigterm_passed_on() -> Iterator[None]:
+    """In here SIGTERM is an exception in the next wait, if the program has no handler for it."""
+    if not is_main_thread() or handler_of(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    handler = _PassedOn()
+    set_handler(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        if handler_of(signal.SIGTERM) is handler:  # else the program has set one of its own
+            set_handler(signal.SIGTERM, signal.SIG_DFL)
+
+
+def die() -> NoReturn:
+    """End this process as SIGTERM does."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+    os.kill(os.getpid(), signal.SIGTERM)
+    # Still here: the first process of a container, to which the system does not send it.
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
+    os._exit(128 + signal.SIGTERM)
