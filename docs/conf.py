@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,18 @@ html_theme = "furo"
 html_title = "rankspawn"
 html_copy_source = False
 html_show_sphinx = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_js_files = ["copy.js"]
+# Where the project lives, if its metadata say so.
+_PROJECT = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
+_REPOSITORY: str | None = _PROJECT.get("urls", {}).get("Repository")
+if _REPOSITORY is not None:
+    html_theme_options = {
+        "source_repository": _REPOSITORY,
+        "source_branch": "main",
+        "source_directory": "docs/",
+    }
 
 # Beside the page rather than in it, where it would show as code on a forge.
 _CONTENTS = """
@@ -36,6 +49,7 @@ _CONTENTS = """
 
 tutorial
 gallery
+examples
 ```
 
 ```{toctree}
@@ -70,13 +84,24 @@ reference
 reliability
 performance
 design
+changelog
+{repository}
 ```
 """
 
 
 def _add_contents(_app: object, docname: str, source: list[str]) -> None:
+    """Add what the site has, and a forge shows elsewhere."""
     if docname == root_doc:
-        source[0] += _CONTENTS
+        repository = "" if _REPOSITORY is None else f"repository <{_REPOSITORY}>"
+        source[0] += _CONTENTS.replace("{repository}", repository)
+    elif docname == "changelog":
+        # Its links are from the root of the tree.
+        changes = (_ROOT / "CHANGELOG.md").read_text()
+        source[0] = changes.replace("# Changes", "# Changelog", 1).replace("](docs/", "](")
+    elif docname == "examples":
+        for path in sorted((_ROOT / "examples").glob("*.py")):
+            source[0] += f"\n## {path.name}\n```python\n{path.read_text()}```\n"
 
 
 def setup(app: Any) -> None:

@@ -1,5 +1,8 @@
 """Makes the pictures of the gallery: ``python docs/make_pictures.py [folder]``.
 
+With ``--stale`` in place of a folder, it replaces those of the gallery that show something else
+than the code does now, and says which.
+
 Each shows what the code of a page prints, run in an empty folder, with what belongs to one
 machine or moment replaced. Needs the extra ``docs``.
 """
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,6 +49,31 @@ def main(folder: Path) -> None:
     draw(folder / "live-view.svg", "rankspawn.spawn(..., progress=True)", live_view.record(WIDTH))
     if not trace_picture.draw_trace(folder / "trace.png"):
         print("!!!!! NO PICTURE OF A TRACE: it needs Chromium (Debian: chromium) !!!!!")
+
+
+def replace_stale() -> list[str]:
+    """Make all pictures again, and keep those that tell something new."""
+    kept = ROOT / "docs" / "pictures"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        main(folder)
+        stale = [path for path in sorted(folder.iterdir()) if is_stale(kept / path.name, path)]
+        for path in stale:
+            shutil.copyfile(path, kept / path.name)
+        return [path.name for path in stale]
+
+
+def is_stale(kept: Path, made: Path) -> bool:
+    """Whether a kept picture tells something else than the one that was made now."""
+    if made.suffix == ".png":
+        return trace_picture.is_stale(kept)
+    return not kept.exists() or words_of(kept) != words_of(made)
+
+
+def words_of(picture: Path) -> set[str]:
+    """What stands in it, without what is different each time."""
+    text = re.sub(r"<style>.*?</style>|<[^>]*>|&#160;", " ", picture.read_text(), flags=re.DOTALL)
+    return {word for word in text.split() if word.isalpha() and word not in {"B", "KiB", "MiB"}}
 
 
 def snippet_after(page: str, heading: str) -> str:
@@ -197,4 +226,8 @@ def draw(path: Path, title: str, what: str | Table) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures")
+    if sys.argv[1:] == ["--stale"]:
+        replaced = replace_stale()
+        print(f"stale, made again: {', '.join(replaced)}" if replaced else "no picture is stale")
+    else:
+        main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "pictures")

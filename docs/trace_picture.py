@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 
 from rankspawn.supervise.reports import Steps
@@ -51,6 +54,20 @@ def imagined_run() -> Recording:
     return recording
 
 
+def is_stale(path: Path) -> bool:
+    """Whether the page is another one than that of which this picture was taken."""
+    return not path.exists() or _note() not in path.read_bytes()
+
+
+def _note() -> bytes:
+    """What a picture says of the page of which it was taken, as PNG has such texts."""
+    folder = ROOT / "src" / "rankspawn" / "trace" / "page"
+    sources = [Path(__file__), *sorted(path for path in folder.iterdir() if path.is_file())]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources))
+    text = b"tEXtpage\0" + digest.hexdigest().encode()
+    return struct.pack(">I", len(text) - 4) + text + struct.pack(">I", zlib.crc32(text))
+
+
 def draw_trace(path: Path) -> bool:
     """Draw the page; False where there is no browser."""
     sys.path.insert(0, str(ROOT))
@@ -65,5 +82,7 @@ def draw_trace(path: Path) -> bool:
         with Browser(folder) as browser:
             browser.open(page.as_uri(), width=1200, height=690)
             browser.press("n")
-            browser.picture(path)
+            picture = browser.picture(path)
+    # The last chunk, of twelve bytes, says that the picture is over.
+    path.write_bytes(picture[:-12] + _note() + picture[-12:])
     return True

@@ -15,6 +15,7 @@ empty folder. HTML comments, which readers do not see, say more about it:
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -30,6 +31,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKING = [*PAGES, *(ROOT / f"{name}.md" for name in ("CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 DEADLOCK = 120.0
+MAKE = "run python docs/make_pictures.py --stale"
 
 _BLOCK = re.compile(
     r"(?P<notes>(?:^<!--[^\n]*-->\n)*)^```(?P<language>python|text)\n(?P<body>.*?)^```$",
@@ -221,10 +223,28 @@ def test_the_pictures_can_be_made_again(tmp_path: Path, surroundings: dict[str, 
     subprocess.run(script, env={**os.environ, **surroundings}, check=True, timeout=DEADLOCK)
 
     for kept in (folder / "pictures").glob("*.svg"):
-        assert _words(tmp_path / kept.name) == _words(kept), kept.name
+        assert _words(tmp_path / kept.name) == _words(kept), f"{kept.name} is stale: {MAKE}"
 
 
 def _words(picture: Path) -> set[str]:
     """What stands in it, without what is different each time."""
     text = re.sub(r"<style>.*?</style>|<[^>]*>|&#160;", " ", picture.read_text(), flags=re.DOTALL)
     return {word for word in text.split() if word.isalpha() and word not in {"B", "KiB", "MiB"}}
+
+
+@pytest.mark.slow
+def test_the_picture_of_a_trace_is_of_the_page_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    trace_picture = importlib.import_module("trace_picture")
+    kept = ROOT / "docs" / "pictures" / "trace.png"
+    assert not trace_picture.is_stale(kept), f"it is stale: {MAKE}"
+
+
+def test_the_site_leads_to_all_pages() -> None:
+    contents = (ROOT / "docs" / "conf.py").read_text().partition("_CONTENTS")[2].splitlines()
+    pages = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
+    names = {str(page.with_suffix("")) for page in pages} - {"index"}
+    assert names - set(contents) == set()
+    examples = (ROOT / "docs" / "examples.md").read_text()
+    missing = [path.name for path in (ROOT / "examples").iterdir() if path.name not in examples]
+    assert [name for name in missing if not name.startswith(("_", "."))] == []
