@@ -57,7 +57,7 @@ def quickstart(session: nox.Session) -> None:
 
 def tests_of_readme(session: nox.Session) -> None:
     """All tests, by the README's command as it stands there, in a copy of the tree."""
-    run_readme_command(session, "-m pytest")
+    run_readme_command(session, "-m pytest -n 2")
 
 
 def tests(session: nox.Session) -> None:

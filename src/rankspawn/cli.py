@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from typing import Any
 
 from rankspawn import __version__
 
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_inspection(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _add_inspection(commands: Any) -> None:
     """What looks at running jobs, see ``rankspawn.inspect``."""
     whose = "Sees groups of spawn and jobs of rankrun of this user, on this machine."
     ps = commands.add_parser(
