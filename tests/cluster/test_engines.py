@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,25 @@ from rankspawn import (
 )
 from rankspawn.cluster import Engine
 from tests.cluster import cluster_cases as cases
-from tests.cluster.engines import MakeEngine, parameters
+from tests.cluster.engines import Place, parameters
 from tests.jobs import DEADLOCK
 
 
-@pytest.fixture(params=parameters())
-def make_engine(request: pytest.FixtureRequest) -> MakeEngine:
-    make: MakeEngine = request.param
-    return make
+# Above the fixture that looks for what is left: what is up here is there before each test.
+@pytest.fixture(scope="module", params=parameters())
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    with request.param() as place:
+        yield place
 
 
 @pytest.fixture
-def engine(make_engine: MakeEngine) -> Engine:
+def make_engine(place: Place) -> Iterator[Callable[[int], Engine]]:
+    yield place.make
+    place.settle()
+
+
+@pytest.fixture
+def engine(make_engine: Callable[[int], Engine]) -> Engine:
     return make_engine(2)
 
 
@@ -175,7 +183,9 @@ def test_all_nodes_start_again(engine: Engine, tmp_path: Path) -> None:
     assert context.results() == ["1"] * 4
 
 
-def test_what_cannot_be_sent_is_an_error_before_anything_starts(make_engine: MakeEngine) -> None:
+def test_what_cannot_be_sent_is_an_error_before_anything_starts(
+    make_engine: Callable[[int], Engine],
+) -> None:
     with pytest.raises(TypeError, match=r"args\[0\] cannot be sent .* On a cluster, ranks talk"):
         rankspawn.spawn(
             print, (multiprocessing.Queue(),), nprocs=1, cluster=make_engine(1), backend="gloo"

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from rankspawn.cluster.engine import Engine as Engine
     from rankspawn.cluster.engine import Node as Node
     from rankspawn.cluster.local import Local as Local
+    from rankspawn.cluster.slurm import Slurm as Slurm
+    from rankspawn.cluster.ssh import Ssh as Ssh
 
-__all__ = ["AgentRequest", "Channel", "Engine", "Local", "Node"]
+__all__ = ["AgentRequest", "Channel", "Engine", "Local", "Node", "Slurm", "Ssh"]
 
 _HOMES = {
     "AgentRequest": "rankspawn.cluster.engine",
@@ -23,6 +25,8 @@ _HOMES = {
     "Engine": "rankspawn.cluster.engine",
     "Local": "rankspawn.cluster.local",
     "Node": "rankspawn.cluster.engine",
+    "Slurm": "rankspawn.cluster.slurm",
+    "Ssh": "rankspawn.cluster.ssh",
 }
 
 

@@ -28,7 +28,10 @@ from rankspawn.values import dataclass
 ENTRY_POINTS = "rankspawn.engines"
 AGENT_MODULE = "rankspawn.cluster.agent"
 # Ours, which need no entry point.
-_OURS: dict[str, str] = {"local": "rankspawn.cluster.local:Local"}
+_OURS: dict[str, str] = {
+    "local": "rankspawn.cluster.local:Local",
+    "slurm": "rankspawn.cluster.slurm:Slurm",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """Agents in a Slurm allocation: one step on each node, started by ``srun``.
 
-Each step has one task, the agent, whose standard input and output srun carries: nothing of ours
-listens. Inside of an allocation its nodes are used; elsewhere, as on a login node, one is asked for
-and held by ``salloc`` for as long as the group lives. What holds it ends when this process does.
+Each step has one task, the agent, whose standard input and output srun carries. Elsewhere than in
+an allocation, one is asked for and held by ``salloc`` until the group or this process has ended.
 """
 
 from __future__ import annotations
@@ -25,13 +24,14 @@ from rankspawn.cluster.programs import ProgramChannel, SharedDeadline, close_all
 _log = logging.getLogger(__name__)
 # Seconds in a queue after which people want to know what it is that they wait for.
 _PATIENCE = 5.0
-# Says what was granted, and keeps it until this process ends or lets go.
+# Says what was granted, and keeps it.
 _HOLD = 'echo "$SLURM_JOB_ID"; scontrol show hostnames "$SLURM_JOB_NODELIST"; echo; exec cat'
 _STEP = (
     # The agent is small: it shares what the job has with its ranks and with other steps.
     *("--overlap", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1", "--cpu-bind=none"),
-    # Only bytes go through; the ranks are told who they are by us.
-    *("--input=all", "--output=all", "--error=all", "--mpi=none", "--export=ALL", "--quiet"),
+    # Only bytes go through, and at once, not when a line has ended.
+    *("--unbuffered", "--input=all", "--output=all", "--error=all", "--quiet"),
+    *("--mpi=none", "--export=ALL"),
 )
 # What an outer step or the user's profile says about steps of another shape.
 _NOT_FOR_OUR_STEPS = re.compile(
@@ -69,7 +69,7 @@ class Slurm:
     name = "Slurm"
     # Nobody knows how long a node takes to wake up, and srun says when one cannot be had.
     start_timeout: float | None = None
-    # Slurm looks for its nodes, and suspends jobs, which must not count as silence.
+    # Slurm looks for its nodes; one that it suspended is silent.
     lease: float | None = None
     shares_files = True
 

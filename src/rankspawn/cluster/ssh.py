@@ -10,7 +10,6 @@ import ipaddress
 import os
 import shlex
 import shutil
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -151,18 +150,12 @@ def explain(host: str, python: str, code: int | None, said: str) -> str:
 
 
 def address_of(host: str) -> str | None:
-    """Where other nodes reach a host; None where its name says so to nobody but ssh."""
+    """Where other nodes reach a host, if that was said; else its agent asks sshd."""
     name = host.rpartition("@")[2]
     try:
         return str(ipaddress.ip_address(name))
     except ValueError:
-        pass
-    try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0]
-    except OSError:  # a name of ssh's configuration
         return None
-    # Many a machine's own name leads to itself alone.
-    return None if ipaddress.ip_address(str(found).partition("%")[0]).is_loopback else name
 
 
 def _option_words(options: Mapping[str, object] | Sequence[str]) -> list[str]:
