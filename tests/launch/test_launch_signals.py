@@ -36,12 +36,12 @@ IMPATIENT = """
     class Last:  # goes after Python has given up its handlers
         __del__ = press
 
-    def tear_down(timeout=None, real=cli._finish_console):
+    def tear_down(timeout=None, real=cli.console.finish):
         press()
         real(timeout)
 
     handlers._ECHO = 0.0
-    cli._finish_console = tear_down
+    cli.console.finish = tear_down
     atexit.register(press)
     sys.kept_to_the_end = Last()
     code = cli.main()

@@ -8,11 +8,12 @@ from contextlib import closing, suppress
 
 from rankspawn.descriptors import stdio_occupied
 from rankspawn.interrupts import ImpatientError, Signals
+from rankspawn.launch import console
 from rankspawn.launch.config import read_config
 from rankspawn.launch.flags import HelpRequest, UsageError, exit_code_of_error
 from rankspawn.launch.schedulers import fill
 from rankspawn.launch.scripts import settle_runner
-from rankspawn.telling import get_logger, show_with
+from rankspawn.telling import attach_to_logging, get_logger, show_with
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ logger: logging.Logger = get_logger(__name__)
 _INTERRUPTED = 130  # as shells have it
 # Seconds that a terminal which takes nothing may hold up who was asked to end.
 _LONGEST_GOODBYE = 2.0
-_CONSOLE = "rankspawn.launch.console"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     To be followed by the end of the process: after a request to end, further ones are ignored.
     """
-    _show_from("INFO")
+    console.set_up("INFO")
     try:
         # A closed standard stream would leave its number to a descriptor of ours.
         with stdio_occupied():
@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # before anything was started
         return _INTERRUPTED
     finally:
-        _finish_console()
+        console.finish()
+        show_with(None)
 
 
 def _configure(argv: Sequence[str]) -> LaunchConfig:
@@ -64,7 +65,7 @@ def _configure(argv: Sequence[str]) -> LaunchConfig:
         from rankspawn.launch.env_file import with_env_file
 
         config = with_env_file(config)
-    _show_from(config.log_level)
+    console.set_up(config.log_level)
     for note in config.notes:
         logger.warning("%s", note)
     _check_nodes(config)
@@ -78,11 +79,11 @@ def _launch(config: LaunchConfig, argv: Sequence[str]) -> int:
             exit_code = _run_job(config, argv, signals)
         except (UsageError, OSError) as error:
             exit_code = _complain(error)
-        _wait_for_terminal(_finish_console, signals)
+        _wait_for_terminal(console.finish, signals)
         if signals.ending is not None:
             # Also who asked once more is told the whole of it, if somebody reads. Here, because
             # from the end of this block on the process cannot be asked to end any more.
-            _finish_console(_LONGEST_GOODBYE)
+            console.finish(_LONGEST_GOODBYE)
     return exit_code
 
 
@@ -141,28 +142,6 @@ def _be_alone(here: ThisNode) -> Session:
     return LocalSession(here.config, Node(0, here.host, ports, name=os.urandom(3).hex()))
 
 
-def _show_from(level: str, *, now: bool = False) -> None:
-    """Have the launcher's words from this level on shown, from the first one on."""
-
-    def show() -> None:
-        from rankspawn.launch import console
-
-        console.set_up(level)
-
-    if now or _CONSOLE in sys.modules:
-        show()
-    else:
-        show_with(show)
-
-
-def _finish_console(timeout: float | None = None) -> None:
-    """Wait until all that was said is written, if anything was."""
-    show_with(None)
-    console = sys.modules.get(_CONSOLE)
-    if console is not None:
-        console.finish(timeout)
-
-
 class _Others:
     """The way to the other nodes of the job; refuses what cannot be meant."""
 
@@ -170,7 +149,7 @@ class _Others:
         from rankspawn.launch.joining import plan_join
 
         # Its modules have loggers of logging's own.
-        _show_from(config.log_level, now=True)
+        attach_to_logging()
         self._config, self._machine, self._argv = config, machine, argv
         self._plan = plan_join(config, machine)
 
