@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from rankspawn.reporting import report as report
     from rankspawn.supervise.context import MultiprocessContext as MultiprocessContext
     from rankspawn.supervise.reports import Steps as Steps
+    from rankspawn.sweep import map as map
 
     _T = TypeVar("_T")
     _Ts = TypeVarTuple("_Ts")
@@ -86,6 +87,8 @@ _HOMES = {
     "get_rank": "rankspawn.parallel_env",
     "get_world_size": "rankspawn.parallel_env",
     "init_parallel_env": "rankspawn.parallel.environment",
+    # Not in __all__: a star import must not take the place of Python's own.
+    "map": "rankspawn.sweep",
     "report": "rankspawn.reporting",
 }
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import partial
 from types import FunctionType, MethodType
 
+from rankspawn.option_values import shortly
+
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     import inspect
@@ -30,6 +32,12 @@ def name_of(func: Callable[..., Any]) -> str:
     inner = func.func if isinstance(func, partial) else func
     name = getattr(inner, "__qualname__", None)
     return name if isinstance(name, str) else type(inner).__name__
+
+
+def check_callable(func: Any) -> None:
+    """Refuse what nobody could call."""
+    if not callable(func):
+        raise TypeError(f"func must be callable, not {type(func).__name__}: {shortly(func)}")
 
 
 def check_func(

@@ -12,9 +12,8 @@ from typing import Any
 from rankspawn.caller import file_of_caller, in_notebook, warn_caller
 from rankspawn.compat.peers import also
 from rankspawn.descriptors import make_room_for_descriptors
-from rankspawn.functions import check_func
+from rankspawn.functions import check_callable, check_func
 from rankspawn.machine import RealMachine
-from rankspawn.option_values import shortly
 from rankspawn.options import (
     SpawnOptions,
     check_args,
@@ -62,8 +61,7 @@ def spawn_ranks(
         given: The options.
     """
     refuse_while_loading()
-    if not callable(func):
-        raise TypeError(f"func must be callable, not {type(func).__name__}: {shortly(func)}")
+    check_callable(func)
     options = read_options(given)
     arguments = check_args(args)
     if options.cluster is not None:
