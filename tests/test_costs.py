@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -23,6 +25,7 @@ from rankspawn.workers.report import HEADER_WORDS, PARENT_WORDS
 from tests import jobs
 from tests.jobs import DEADLOCK
 from tests.plan.conftest import FakeMachine
+from tests.scripts import SOURCE, python, script
 
 Run = Callable[..., MultiprocessContext]
 
@@ -182,6 +185,78 @@ def test_descriptors_of_a_worker(run: Run) -> None:
     ours = [name for name in names if "memfd:rankspawn" in name or "eventfd" in name]
     # The outcome, once for the report and once for stacks; the failure event; a fork's mark.
     assert len(ours) <= 4, names
+
+
+# What the parent does not load for a start that goes well.
+NOT_OF_A_START = (
+    *("dataclasses", "logging", "uuid", "platform", "traceback", "cloudpickle", "psutil"),
+    *("rankspawn.workers.culprit", "rankspawn.workers.preloading", "rankspawn.view"),
+)
+START = """
+import json, resource, sys
+import rankspawn
+
+def pages():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+if __name__ == "__main__":
+    method, nprocs = sys.argv[1], int(sys.argv[2])
+    ranks = rankspawn.spawn(pages, nprocs=nprocs, backend="gloo", start_method=method)
+    print(json.dumps({"pages": ranks.results(), "modules": sorted(sys.modules)}))
+"""
+# Pages that a copied rank touches, or has copied, until its function runs (597 and 773 when this
+# was written, and less with newer Pythons), and system calls for each rank (97 and 153, more where
+# the parent is woken more often).
+PAGES = {"fork": 650, "forkserver": 840}
+CALLS = {"fork": 120, "forkserver": 190}
+
+
+@pytest.mark.untraced
+def test_modules_that_a_start_loads_in_the_parent(tmp_path: Path) -> None:
+    done = python(script(tmp_path, START), "spawn", "1", cwd=tmp_path)
+    loaded = json.loads(done.stdout)["modules"]
+
+    assert [name for name in NOT_OF_A_START if name in loaded] == []
+    assert len([name for name in loaded if name.startswith("rankspawn")]) <= 60 + 2 * is_portable()
+
+
+@pytest.mark.untraced
+@pytest.mark.parametrize("method", sorted(PAGES))
+def test_pages_that_a_copied_rank_touches(tmp_path: Path, method: str) -> None:
+    done = python(script(tmp_path, START), method, "3", cwd=tmp_path)
+
+    assert max(json.loads(done.stdout)["pages"]) <= PAGES[method]
+
+
+@pytest.mark.slow
+@pytest.mark.untraced
+@pytest.mark.parametrize("method", sorted(CALLS))
+def test_system_calls_for_each_copied_rank(tmp_path: Path, method: str) -> None:
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("needs strace (Debian: strace)")
+    name = script(tmp_path, START)
+    counts = []
+    for nprocs in (1, 9):
+        command = [strace, "-f", "-c", "-o", "counts", sys.executable, name, method, str(nprocs)]
+        environ = {**os.environ, "PYTHONPATH": SOURCE}
+        subprocess.run(command, cwd=tmp_path, env=environ, check=True, timeout=DEADLOCK)
+        total = (tmp_path / "counts").read_text().splitlines()[-1].split()
+        counts.append(next(int(word) for word in total[2:] if word.isdigit() and int(word) > 99))
+
+    assert counts[1] - counts[0] <= 8 * CALLS[method]
+
+
+def test_processes_and_descriptors_of_a_group(run: Run) -> None:
+    run(jobs.do_nothing, nprocs=1)  # a fork server or tracker is started once
+    before = len(os.listdir("/proc/self/fd")), len(_descendants(os.getpid()))
+    with run(jobs.sleep_for_ever, nprocs=3, join=False):
+        now = len(os.listdir("/proc/self/fd")), len(_descendants(os.getpid()))
+
+    # A sentinel, an outcome and a port for each rank; the group's selector, its failure event, its
+    # meeting place, the guardian's lifeline and table.
+    assert now[0] - before[0] <= 3 * 3 + 5
+    assert now[1] - before[1] == 3 + 1, "the ranks, and the guardian"
 
 
 IDLE = """

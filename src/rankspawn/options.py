@@ -7,10 +7,9 @@ an error that proposes the nearest name.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-
 from rankspawn import option_values as read
 from rankspawn.caller import warn_caller
+from rankspawn.values import dataclass, field
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -173,7 +172,8 @@ def check_rank_args(options: SpawnOptions, nprocs: int) -> None:
 def _check_names(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in _READERS and name not in _DEPRECATED:
-            # Imported here: difflib is needed on the way to an error only.
+            # Imported here: they are needed on the way to an error only.
+            from dataclasses import fields
             from difflib import get_close_matches
 
             supported = [f.name for f in fields(SpawnOptions) if f.name not in _DEPRECATED]

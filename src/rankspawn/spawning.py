@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -216,7 +215,7 @@ def _places(job: Job) -> list[Place]:
 def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], WorkerGroup]:
     """A function that starts the group, each time on fresh ports."""
     options = job.options
-    run_id = uuid.uuid4().hex
+    run_id = os.urandom(16).hex()
 
     def start(restart_count: int) -> WorkerGroup:
         make_room_for_descriptors(_descriptors_per_rank(options) * job.resources.nprocs)

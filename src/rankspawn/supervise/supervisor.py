@@ -6,7 +6,6 @@ Any thread may call anything here.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -29,17 +28,20 @@ from rankspawn.supervise.failures import (
     make_timeout_error,
 )
 from rankspawn.supervise.outcome import End, failures_in
+from rankspawn.telling import get_logger
 from rankspawn.terminating import TerminatedError, die, sigterm_passed_on
 from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    import logging
+
     from rankspawn.errors import ProcessException
     from rankspawn.supervise.group import Group, Spectator
     from rankspawn.supervise.reports import ReportTeller, Steps
 
 
-logger: logging.Logger = logging.getLogger(__name__)
+logger: logging.Logger = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

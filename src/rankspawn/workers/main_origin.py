@@ -6,7 +6,8 @@ import ast
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+
+from rankspawn.values import dataclass
 
 
 @dataclass(frozen=True, slots=True)

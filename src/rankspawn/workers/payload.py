@@ -13,7 +13,6 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import context, reduction
 from types import MethodDescriptorType, MethodType, ModuleType, WrapperDescriptorType
@@ -22,7 +21,7 @@ from typing import Any
 from rankspawn.descriptors import Owned, anonymous_file
 from rankspawn.file_limit import is_too_large, too_large
 from rankspawn.handlers import handlers_held, is_from_handler
-from rankspawn.workers.culprit import find_culprit
+from rankspawn.values import dataclass
 from rankspawn.workers.inherited import ReceivedFd, SameFd
 from rankspawn.workers.main_origin import MainOrigin, find_main, names_defined_again
 from rankspawn.workers.parcel import open_parcel, write_parcel
@@ -59,16 +58,22 @@ class Part:
     end: int = 0
 
 
-@dataclass(slots=True)
 class Payload:
     """The file, and where each part of it begins."""
 
-    file: Owned
-    end: int
-    task: Part
-    own: tuple[Part, ...]
-    main: MainOrigin | None
-    duplicates: tuple[Owned, ...]
+    __slots__ = ("duplicates", "end", "file", "main", "own", "task")
+
+    def __init__(
+        self,
+        file: Owned,
+        end: int,
+        task: Part,
+        own: tuple[Part, ...],
+        main: MainOrigin | None,
+        duplicates: tuple[Owned, ...],
+    ) -> None:
+        self.file, self.end, self.task, self.own = file, end, task, own
+        self.main, self.duplicates = main, duplicates
 
     def add(self, value: Any) -> int:
         """Add a value made of built-in types; return its table."""
@@ -180,19 +185,17 @@ class Inheritance:
         return tuple(self._duplicates)
 
 
-@dataclass
 class SendingRules(Rules):
     """What goes to a worker by reference: whatever the worker can import."""
 
-    inheritance: Inheritance
-    first_place: int = 0
-    main: MainOrigin | None = field(default_factory=find_main)
-    main_is_needed: bool = False
-    _names_in_main: frozenset[str] | None = None
-    _importable: dict[str, bool] = field(default_factory=dict)
-    _registered: list[ModuleType] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, inheritance: Inheritance) -> None:
+        self.inheritance = inheritance
+        self.first_place: int = 0
+        self.main: MainOrigin | None = find_main()
+        self.main_is_needed: bool = False
+        self._names_in_main: frozenset[str] | None = None
+        self._importable: dict[str, bool] = {}
+        self._registered: list[ModuleType] = []
         # What multiprocessing and torch registered for sharing with a starting process. Methods
         # and partials, which it registers as well, go without: pickle knows them by now, and
         # its way would have every worker import multiprocessing.
@@ -339,6 +342,8 @@ def _write_part(
 
 def _explain(error: Exception, names: Mapping[str, Any], rules: SendingRules) -> TypeError:
     """The error that names the culprit; ``names`` maps how users call the parts to the parts."""
+    from rankspawn.workers.culprit import find_culprit
+
     for name, value in names.items():
         if (found := find_culprit(value, name, rules)) is not None:
             path, culprit, reason = found
