@@ -126,10 +126,11 @@ def _draw(path: Path, panels: Sequence[Panel]) -> Path | None:
     matplotlib: Any = importlib.import_module("matplotlib")
     matplotlib.use("Agg")
     pyplot: Any = importlib.import_module("matplotlib.pyplot")
+    # One below the other, as wide as a page shows them: what is made smaller cannot be read.
     figure, grid = pyplot.subplots(
-        1, len(panels), figsize=(7.6 * len(panels), 4.8), squeeze=False, layout="constrained"
+        len(panels), 1, figsize=(7.4, 4.2 * len(panels)), squeeze=False, layout="constrained"
     )
-    drawn = [_draw_panel(axes, panel) for axes, panel in zip(grid[0], panels, strict=True)]
+    drawn = [_draw_panel(axes[0], panel) for axes, panel in zip(grid, panels, strict=True)]
     if any(drawn):
         figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -162,7 +163,7 @@ def _draw_panel(axes: Any, panel: Panel) -> bool:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     axes.grid(visible=True, alpha=0.25)
     if curves:
-        axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
+        axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1, 1))
         # Half a decade of room, so that a flat line looks flat.
         low, high = axes.get_ylim()
         axes.set_ylim(low / 2, high * 2)

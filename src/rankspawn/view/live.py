@@ -38,7 +38,7 @@ _STYLES = {
     "stopped": "yellow",
 }
 # A narrow terminal has a short bar, or room for the numbers only.
-_NARROW, _WIDE, _BAR_WIDTHS = 64, 90, (10, 20)
+_NARROW, _WIDE, _BAR_WIDTHS = 64, 120, (10, 20)
 # Title, head, rules, the line on what is left out, and one for the cursor.
 _LINES_AROUND = 6
 # Columns in which a terminal can show an interrupt or two as ^C, behind the table. Without

@@ -59,7 +59,7 @@ class Pace:
 
 def rate_text(rate: float) -> str:
     """A rate in words: steps in a second, or seconds for a step."""
-    return f"{rate:.4g}/s" if rate >= 0.5 else f"{time_text(1 / rate)} each"
+    return f"{rate:.{3 if rate < 1000 else 4}g}/s" if rate >= 0.5 else f"{time_text(1 / rate)} each"
 
 
 def time_text(seconds: float) -> str:
