@@ -80,6 +80,7 @@ howto/migrate-from-torch
 :hidden:
 :caption: Look up
 
+why
 reference
 reliability
 performance

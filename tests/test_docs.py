@@ -240,6 +240,28 @@ def test_the_picture_of_a_trace_is_of_the_page_as_it_is(monkeypatch: pytest.Monk
     assert not trace_picture.is_stale(kept), f"it is stale: {MAKE}"
 
 
+def test_the_tests_that_a_page_names_exist() -> None:
+    page = (ROOT / "docs" / "why.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::([\w:]+)`", page)
+    assert len(named) > 50
+    wrong = [f"{path}::{name}" for path, name in named if not _is_test(ROOT / path, name)]
+    assert wrong == []
+    assert len(re.findall(r"^\| \d+ \|", page, re.MULTILINE)) == 42
+    assert not _is_test(ROOT / "tests" / "test_docs.py", "test_that_nobody_wrote")
+    assert not _is_test(ROOT / "tests" / "nowhere.py", "test_mypy")
+
+
+def _is_test(path: Path, name: str) -> bool:
+    """Whether there is a test of that name, in its class if it has one."""
+    if not path.exists():
+        return False
+    text = path.read_text()
+    group, _, function = name.rpartition("::")
+    if group:
+        text = text.partition(f"\nclass {group}")[2].partition("\nclass ")[0]
+    return re.search(rf"^ *(?:async )?def {function}\(", text, re.MULTILINE) is not None
+
+
 def test_the_site_leads_to_all_pages() -> None:
     contents = (ROOT / "docs" / "conf.py").read_text().partition("_CONTENTS")[2].splitlines()
     pages = {path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")}
