@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import rankspawn
-from rankspawn.parallel import Communicator, layout
+from rankspawn.parallel import Communicator, direct, layout
 from rankspawn.parallel.lockstep import Lockstep
 from tests.jobs import DEADLOCK
 
@@ -22,6 +22,7 @@ COUNTS = (0, 1, 7, 512, 513, 1024, 1025, 5000)
 def small_slots() -> None:
     """Have little data take the ways of much; before the communicator is made."""
     layout.INLINE, layout.CHUNK, layout.PARCEL = INLINE, CHUNK, PARCEL
+    direct.SMALLEST, direct._PIECE = 2 * CHUNK, CHUNK
 
 
 def connect(timeout: float | None = DEADLOCK) -> Communicator:
@@ -184,6 +185,7 @@ JOBS: dict[str, Job] = {
     "all_reduce, shared": lambda comm: _sum_shared(comm, 5000),
     "reduce": lambda comm: _keep(comm.reduce(data_of(comm.rank, 5000), dst=1)),
     "broadcast": lambda comm: _keep(comm.broadcast(data_of(comm.rank, 5000), src=1)),
+    "broadcast, direct": lambda comm: _broadcast_directly(comm, 5000),
     "all_gather": lambda comm: _keep(comm.all_gather(data_of(comm.rank, 5000))),
     "gather": lambda comm: _keep(comm.gather(data_of(comm.rank, 5000), dst=1)),
     "scatter": lambda comm: _keep(
@@ -215,6 +217,11 @@ def _sum_shared(comm: Communicator, count: int) -> None:
     arrays = [data_of(rank, count) for rank in range(comm.size)]
     mine[:] = arrays[comm.rank]
     same(comm.all_reduce(mine), reduced(arrays))
+
+
+def _broadcast_directly(comm: Communicator, count: int) -> None:
+    direct.SMALLEST = 8
+    same(comm.broadcast(data_of(comm.rank, count), src=1), data_of(1, count))
 
 
 def lose_a_rank(job: str, victim: int, call: int, moment: str) -> tuple[str, int, int]:

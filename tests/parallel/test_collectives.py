@@ -13,6 +13,7 @@ import pytest
 
 import rankspawn
 from rankspawn import MultiprocessContext
+from rankspawn.parallel import direct
 from rankspawn.parallel.reducing import OPERATIONS, check_operation, depends_on_place
 from tests.parallel import cases
 from tests.parallel.crew import run_crew, values
@@ -233,3 +234,38 @@ def test_more_bytes_than_31_bits_can_count() -> None:
     if psutil.virtual_memory().available < 4 * nbytes:
         pytest.skip("needs 9 GB of free memory")
     assert values(run_crew(2, exchange_much, nbytes)) == [(3, 14)] * 2
+
+
+def broadcast_directly(how: str) -> list[Any]:
+    """Large data of a root whose memory can be read, or not by one rank, or has no known place."""
+    comm = cases.connect()
+    direct.SMALLEST = 8
+    calls: list[bool] = []
+    read = direct.read_from
+
+    def read_or_not(pid: int, address: int, target: memoryview) -> bool:
+        done = read(pid if how != "refused" or comm.rank != 2 else -1, address, target)
+        calls.append(done)
+        return done
+
+    vars(direct)["read_from"] = read_or_not
+    for count in (1, 512, 5000):
+        for root in range(comm.size):
+            mine = cases.data_of(comm.rank, count)
+            if how == "read-only" and comm.rank == root:
+                mine.flags.writeable = False
+            cases.same(comm.broadcast(mine, src=root), cases.data_of(root, count))
+    turned = np.full((300, 2), float(comm.rank)).T
+    assert (comm.broadcast(turned, src=1) == 1).all()
+    return calls
+
+
+@pytest.mark.parametrize("how", ["read", "refused", "read-only"])
+def test_large_data_is_read_where_the_root_has_it(how: str) -> None:
+    found = values(run_crew(3, broadcast_directly, how))
+
+    assert all(all(calls) for calls in found) == (how != "refused")
+    # Refused once, to rank 2, nobody tries again.
+    assert [len(calls) for calls in found] == {
+        "read": [7, 6, 7], "refused": [0, 1, 1], "read-only": [1, 0, 1],
+    }[how]  # fmt: skip

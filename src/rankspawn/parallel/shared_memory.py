@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rankspawn.caller import at_users_line
+from rankspawn.parallel import direct
 from rankspawn.parallel.announcing import Call
 from rankspawn.parallel.blocks import Blocks
 from rankspawn.parallel.buffers import Flat, flatten, make, make_like, numpys_key
@@ -49,6 +50,7 @@ class SharedMemory(Calling):
         self._channels = Channels(step)
         self._parts: list[SharedMemory] = []
         self._barrier = Call("barrier")
+        self._reads_directly = self.size > 1
         self._prepared: dict[tuple[object, str], Prepared] = {}
 
     def meet(self) -> None:
@@ -147,7 +149,14 @@ class SharedMemory(Calling):
             if self.rank != src:
                 get(flat.data, rooms[src], number, width)
 
-        self._exchange(call, flat.nbytes, width, fill, drain)
+        if self._reads_directly and flat.nbytes >= direct.SMALLEST:
+            call.offset = flat.address() if self.rank == src else 0
+            step = self._step
+            self._reads_directly = self._run(
+                call, lambda: direct.broadcast_large(step, flat, src, width)
+            )
+        else:
+            self._exchange(call, flat.nbytes, width, fill, drain)
         if flat.write_back is not None and self.rank != src:
             flat.write_back()
         return buffer
