@@ -161,7 +161,7 @@ class NodeRanks:
         shown: list[str] = []
         ports, self._ports = self._ports, None
         self.group = start_planned(
-            SentTask(_refuse, payload=payload, sent=asked["setting"]),
+            SentTask(_InFile(asked["what"]), payload=payload, sent=asked["setting"]),
             Job(self._resources, topology, options),
             ports,
             settings,
@@ -192,8 +192,14 @@ def _read_options(sent: Header, grace: float) -> SpawnOptions:
     return SpawnOptions(**values, grace_period=grace)
 
 
-def _refuse() -> None:
-    raise RuntimeError("this task is in a file")
+class _InFile:
+    """Stands for the function, which is in the payload; it has its name."""
+
+    def __init__(self, what: str) -> None:
+        self.__qualname__ = what
+
+    def __call__(self) -> None:
+        raise RuntimeError("this task is in a file")
 
 
 def own_address(machine: RealMachine) -> str:

@@ -19,6 +19,7 @@ from rankspawn.cluster.group import ClusterGroup
 from rankspawn.cluster.node_state import NodeState
 from rankspawn.cluster.printed import InMemory, Logs, Merged
 from rankspawn.cluster.terms import Terms
+from rankspawn.functions import name_of
 from rankspawn.option_values import read_variables
 from rankspawn.options import SpawnOptions, check_rank_args
 from rankspawn.values import replace
@@ -169,6 +170,7 @@ class ClusterStarter:
         driver = Driver(states, terms)
         group = ClusterGroup(driver, channels, printed, options.grace_period, self.daemon)
         group.stops_on_failure = options.on_failure == "stop"
+        group.what = name_of(self.task.func)
         group.start(counts, self._deadline, engine.start_timeout)
         self._note_nodes(states, printed)
         return group
@@ -238,6 +240,7 @@ class ClusterStarter:
                 "run_id": self._run_id,
                 "restart_count": restart_count,
                 "daemon": self.daemon,
+                "what": name_of(self.task.func),
                 "looked_at": options.progress or options.on_report is not None,
                 "setting": sent,
                 "payload": {"task": payload.task.table},

@@ -142,7 +142,8 @@ def _describe(label: GroupLabel, path: str, links: Mapping[str, str]) -> Running
     command = _read_words(label.parent, "cmdline")
     if is_spawn:
         script = script_of(command)
-        what = f"{label.what} ({script})" if script else label.what
+        # Of what was given with -c there is nothing to be said.
+        what = f"{label.what} ({script})" if script not in ("", "-c") else label.what
     else:
         what = _program_of(ranks, command)
     kind = SPAWN if is_spawn else RANKRUN

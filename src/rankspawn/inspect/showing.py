@@ -40,6 +40,7 @@ def show_top(job: RunningJob, interval: float | None) -> None:
 def _show_table(job: RunningJob, interval: float) -> None:
     from rich.console import Console, Group
     from rich.live import Live
+    from rich.text import Text
 
     from rankspawn.view.live import make_table
 
@@ -50,7 +51,7 @@ def _show_table(job: RunningJob, interval: float) -> None:
             rows = job_rows(now, usage)
             size = console.size
             table = make_table(rows, time.time() - now.started, size.width, size.height - 2)
-            live.update(Group(headline(now), table), refresh=True)
+            live.update(Group(Text(headline(now)), table), refresh=True)
 
 
 def _looks(job: RunningJob, interval: float) -> Iterator[tuple[RunningJob, TreeMeter]]:
