@@ -35,6 +35,8 @@ class ProcessException(Exception):
         pid: The process id of that rank.
         failures: Every independent failure of the group, in order of time, this one first.
             Ranks that were stopped because another one failed are not in it.
+        stacks: Rank to the Python stacks of all its threads: of those that ran when this one
+            failed, before they were stopped.
     """
 
     def __init__(self, msg: str, error_index: int = -1, error_pid: int = -1) -> None:
@@ -44,6 +46,7 @@ class ProcessException(Exception):
         self.rank = error_index
         self.pid = error_pid
         self.failures: tuple[ProcessException, ...] = (self,)
+        self.stacks: dict[int, str] = {}
 
     @property
     def error_index(self) -> int:
@@ -170,7 +173,7 @@ class SpawnTimeoutError(ProcessException, TimeoutError):
         stacks: Mapping[int, str] | None = None,
     ) -> None:
         super().__init__(msg, error_index, error_pid)
-        self.stacks: dict[int, str] = dict(stacks or {})
+        self.stacks = dict(stacks or {})
         # The system's errors take their arguments for a number and its text.
         self.errno: int | None = None
         self.strerror: str | None = None

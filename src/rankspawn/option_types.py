@@ -80,6 +80,16 @@ class CommonOptions(TypedDict, total=False):
     """A file that shows afterwards what happened: ``run.html``, a page for a browser, or
     ``run.json`` for Perfetto and Chrome."""
 
+    stall_timeout: SupportsFloat | None
+    """Seconds without a ``rankspawn.report`` and without output of any rank, after which the stacks
+    of all are taken, they are stopped, and ``SpawnTimeoutError`` is raised."""
+
+    stacks: bool | None
+    """False: when a rank fails, the stacks of the others are not taken before they are stopped."""
+
+    keep_alive_on_failure: bool | None
+    """When a rank fails, nothing is stopped before Ctrl-C."""
+
     logging: Literal["inherit"] | None
     """``inherit``: the ranks' ``logging`` has the levels and formats of this program's; the default
     if it has set up its own. None, given: they have none of it."""

@@ -58,6 +58,9 @@ class SpawnOptions:
     progress: bool = False
     on_report: Callable[[int, Any], object] | None = None
     trace: str | None = None
+    stall_timeout: float | None = None
+    stacks: bool = True
+    keep_alive_on_failure: bool = False
     logging: str = "auto"
     debug: read.DebugRequest | None = None
     preload: tuple[str, ...] = ()
@@ -309,6 +312,9 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "progress": read.read_flag,
     "on_report": read.read_callable,
     "trace": _trace,
+    "stall_timeout": lambda name, value: _limit(read.read_seconds(name, value, positive=True)),
+    "stacks": read.read_flag,
+    "keep_alive_on_failure": read.read_flag,
     "logging": lambda name, value: read.read_choice(name, value, LOGGING),
     "debug": read.read_debug,
     "preload": read.read_modules,

@@ -34,7 +34,7 @@ from rankspawn.workers.start import StartSettings, Task, start_group
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.plan.topology import Topology
-    from rankspawn.supervise.group import Spectator
+    from rankspawn.supervise.group import Group, Spectator
     from rankspawn.trace.recorder import Recorder
     from rankspawn.view.request import ShowRequest
     from rankspawn.view.sources import Place
@@ -137,7 +137,8 @@ def _settings(options: SpawnOptions, *, daemon: bool, inherits_logging: bool) ->
         deadline,
         log_dir,
         captures=shown is not None and shown.captures,
-        looked_at=options.progress or (options.on_report, options.trace) != (None, None),
+        looked_at=options.progress
+        or (options.on_report, options.trace, options.stall_timeout) != (None, None, None),
         logging=_captured_logging(options, wanted=inherits_logging),
         debug_rank=None if options.debug is None else options.debug.rank,
     )
@@ -154,7 +155,8 @@ def _captured_logging(options: SpawnOptions, *, wanted: bool) -> bytes | None:
 
 def _show_request(options: SpawnOptions) -> ShowRequest | None:
     """What is to be shown; whoever asks for nothing does not even load what decides."""
-    asked = options.tee is not None or options.progress or in_notebook()
+    asked = (options.tee, options.stall_timeout) != (None, None)
+    asked = asked or options.progress or in_notebook()
     if not asked and options.prefix is None:
         return None
     from rankspawn.view.request import read_show_request
@@ -305,6 +307,12 @@ def _descriptors_per_rank(options: SpawnOptions) -> int:
     return 3 if options.log_dir is None else 4 if options.trace is None else 5
 
 
+def _take_stacks(group: Group) -> dict[int, str]:
+    from rankspawn.workers.stacks import collect_survivors
+
+    return collect_survivors(group) if isinstance(group, WorkerGroup) else {}
+
+
 def _policy(options: SpawnOptions, recorder: Recorder | None) -> SupervisionPolicy:
     return SupervisionPolicy(
         options.grace_period,
@@ -313,5 +321,8 @@ def _policy(options: SpawnOptions, recorder: Recorder | None) -> SupervisionPoli
         interrupts_reach_workers=options.debug is None,
         on_report=options.on_report,
         stops_on_failure=options.on_failure == "stop",
+        take_stacks=_take_stacks if options.stacks and options.cluster is None else None,
+        keeps_alive=options.keep_alive_on_failure,
+        stall_timeout=options.stall_timeout,
         on_answer=None if recorder is None else recorder.note_answer,
     )

@@ -70,7 +70,7 @@ def logger(monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
     """One of its own, which stands for all that there are, in a parent and in a rank."""
     only = logging.Logger("only")
     monkeypatch.setattr(log_capture, "_loggers", lambda: iter([("only", only)]))
-    monkeypatch.setattr(logging, "getLogger", lambda _: only)
+    monkeypatch.setattr(log_setup, "_get_logger", lambda _: only)
     monkeypatch.setattr(logging, "basicConfig", logging.basicConfig)
     monkeypatch.setattr(log_capture, "_warned", [])
     yield only

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     _E = TypeVar("_E", bound=ProcessException)
 
 
+# Of how many ranks an error shows where they were when another one failed; it keeps all.
+_MOST_SHOWN = 3
 # What ends a process whose own code went wrong.
 _CRASHES = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGBUS", "SIGILL")
 # A frame of a collective, as faulthandler writes it; the outermost is what the user called.
@@ -118,7 +120,7 @@ def make_group_error(
 
 
 def make_timeout_error(
-    timeout: float | None, ended: Sequence[int], stacks: Mapping[int, str]
+    timeout: float | None, ended: Sequence[int], stacks: Mapping[int, str], stalled: str = ""
 ) -> SpawnTimeoutError:
     """The error of a group whose time is over.
 
@@ -126,11 +128,23 @@ def make_timeout_error(
         timeout: How many seconds it had.
         ended: The ranks that had ended by then.
         stacks: Rank to where the others were.
+        stalled: What is said of ranks of which nothing was heard, if that is why.
     """
-    text = f"the workers did not end within {timeout:g} s and were stopped.\n"
+    text = stalled or f"the workers did not end within {timeout or 0:g} s and were stopped.\n"
     if ended:  # what the others wait for, as a rule
         text += f"rank {', '.join(map(str, ended))} had returned before.\n"
     return SpawnTimeoutError(text + describe_stacks(stacks), stacks=stacks)
+
+
+def describe_survivors(stacks: Mapping[int, str]) -> str:
+    """Of the ranks that ran when another one failed, those that were not where most were."""
+    odd = _differing({rank: _place(_main_thread(text)) for rank, text in stacks.items()})
+    if not odd:
+        return ""
+    rest = len(stacks) - len(odd)
+    head = f"meanwhile rank {', '.join(map(str, odd))} was not where the other {rest} were:"
+    shown = [f"--- rank {rank} ---\n{stacks[rank].rstrip()}" for rank in odd[:_MOST_SHOWN]]
+    return "\n".join([head, *shown, "---", ""])
 
 
 def describe_stacks(stacks: Mapping[int, str]) -> str:

@@ -19,8 +19,7 @@ from rankspawn.descriptors import stdio_occupied
 from rankspawn.handlers import handlers_held, handlers_let_through, let_handlers_through
 from rankspawn.interrupts import patiently, sigint_blocked
 from rankspawn.supervise.failures import (
-    OURS,
-    Wording,
+    describe_survivors,
     first_of,
     make_error,
     make_group_error,
@@ -28,9 +27,9 @@ from rankspawn.supervise.failures import (
     make_timeout_error,
 )
 from rankspawn.supervise.outcome import End, failures_in
+from rankspawn.supervise.policy import SupervisionPolicy as SupervisionPolicy
 from rankspawn.telling import get_logger
 from rankspawn.terminating import TerminatedError, die, sigterm_passed_on
-from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -38,30 +37,11 @@ if TYPE_CHECKING:
 
     from rankspawn.errors import ProcessException
     from rankspawn.supervise.group import Group, Spectator
-    from rankspawn.supervise.reports import ReportTeller, Steps
+    from rankspawn.supervise.reports import ReportTeller
+    from rankspawn.supervise.stalls import StallWatch
 
 
 logger: logging.Logger = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SupervisionPolicy:
-    """How a context supervises its group."""
-
-    grace_period: float = 10.0
-    timeout: float | None = None
-    max_restarts: int = 0
-    wording: Wording = OURS
-    # False while one rank is debugged: then the others do not hear a Ctrl-C in the terminal.
-    interrupts_reach_workers: bool = True
-    # Called with what ranks report, by a thread that waits for them.
-    on_report: Callable[[int, Steps], object] | None = None
-    # False: the others go on when a rank fails, and all failures are raised in the end.
-    stops_on_failure: bool = True
-    # Called with the answer, None for success, before spectators finish for the last time.
-    on_answer: Callable[[BaseException | None], None] | None = None
-    # Called before a group is stopped because a rank failed.
-    before_stop: Callable[[Group], None] | None = None
 
 
 class Supervisor:
@@ -109,6 +89,12 @@ class Supervisor:
             from rankspawn.supervise.reports import ReportTeller
 
             self._teller = ReportTeller(policy.on_report)
+        self.stacks: dict[int, str] = {}  # where the others were when a rank failed
+        self._stalls: StallWatch | None = None
+        if policy.stall_timeout is not None:
+            from rankspawn.supervise.stalls import StallWatch
+
+            self._stalls = StallWatch(policy.stall_timeout)
 
     def begin(self) -> None:
         """Start the group."""
@@ -136,17 +122,17 @@ class Supervisor:
     def tell_reports(self, group: Group) -> float | None:
         """Tell what ranks reported, if it is time to; when it will be again, None for never."""
         teller = self._teller
-        if teller is None:
-            return None
-        if time.monotonic() >= teller.due:
+        if teller is not None and time.monotonic() >= teller.due:
             with handlers_let_through():  # runs the program's own code
                 teller.tell(group)
-        return teller.due
+        if self._stalls is not None:
+            self._stalls.look(group)
+        return self.reports_due
 
     @property
     def reports_due(self) -> float | None:
-        """When to tell what ranks report, on the monotonic clock; None if nobody asks."""
-        return None if self._teller is None else self._teller.due
+        """When to look what ranks report, on the monotonic clock; None if nobody asks."""
+        return min((each.due for each in (self._teller, self._stalls) if each), default=None)
 
     def _tell_last_reports(self) -> None:
         """After the end; then the job's own error is told rather than one that is raised here."""
@@ -279,6 +265,8 @@ class Supervisor:
 
     def _make_error(self, group: Group, index: int) -> ProcessException:
         wording, tail = self.policy.wording, group.last_lines(index)
+        if self.stacks:
+            tail = describe_survivors(self.stacks) + tail
         return make_error(group.outcomes[index], group.report_of(index), wording, tail)
 
     def error_of(self, index: int) -> BaseException:
@@ -317,7 +305,12 @@ class Supervisor:
         with patiently(self._concluding):
             if self.finished or group is not self.group:
                 return
-            stacks = None if self._is_decided(group) else group.stacks()
+            is_decided = self._is_decided(group)
+            stacks = None if is_decided else group.stacks()
+            if is_decided and not group.all_ended:
+                from rankspawn.supervise.survivors import look_at
+
+                self.stacks = look_at(group, self.policy, is_last=not self._may_restart(group))
             if stacks is None and self.patience:
                 group.wait(lambda: group.all_ended, time.monotonic() + self.patience)
             ended = [outcome.rank for _, outcome in sorted(group.outcomes.items())]
@@ -326,7 +319,8 @@ class Supervisor:
                 self.policy.before_stop(group)
             group.stop(grace)
             if stacks is not None:
-                self._finish(make_timeout_error(self.policy.timeout, ended, stacks))
+                stalled = "" if self._stalls is None else self._stalls.describe()
+                self._finish(make_timeout_error(self.policy.timeout, ended, stacks, stalled))
             elif group.has_failed and self._may_restart(group):
                 self._restart()
             else:
@@ -366,12 +360,16 @@ class Supervisor:
             if error is None and (lost or bad):
                 with handlers_let_through():  # unpickles, and so runs code of users' classes
                     errors = [self._make_error(group, index) for index in bad if not lost]
+                    for each in (*lost, *errors):
+                        each.stacks = dict(self.stacks)
                     error = self._one_error([*lost, *errors])
             self.error = error
             if self.policy.on_answer is not None:
                 self.policy.on_answer(error)
         finally:
             group.close()
+            if self._stalls is not None:
+                self._stalls.close()
         try:
             with handlers_let_through():  # a terminal may take long
                 for spectator in self._spectators:
@@ -388,6 +386,8 @@ class Supervisor:
         return make_group_error(errors, answers)
 
     def _is_overdue(self) -> bool:
+        if self._stalls is not None and self._stalls.has_stalled:
+            return True
         return self.deadline is not None and time.monotonic() >= self.deadline
 
     def _is_decided(self, group: Group) -> bool:

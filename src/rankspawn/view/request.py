@@ -40,7 +40,9 @@ def read_show_request(options: SpawnOptions, *, in_notebook: bool) -> ShowReques
         # A live view would be overwritten by whoever prints beside it, so with it lines are shown
         # by us, too. And what a kernel shows of its own output it may show too late, or in
         # another cell.
-        lines = (options.progress or in_notebook) and options.log_dir is None
+        # And what goes to the terminal directly cannot be looked at for signs of life.
+        watches = options.progress or in_notebook or options.stall_timeout is not None
+        lines = watches and options.log_dir is None
         is_plain = not options.progress
     else:
         is_plain = False

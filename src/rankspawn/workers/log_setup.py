@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from typing import Any, TextIO
 
 
+_get_logger = logging.getLogger
+
+
 class InheritedHandler(logging.Handler):
     """Writes to whatever is the standard stream by then.
 
@@ -64,7 +67,7 @@ def apply(setup: bytes) -> None:
         logging.addLevelName(level, name)
     logging.disable(told["disable"])
     for name, level, propagate, disabled, handlers in told["loggers"]:
-        logger = logging.getLogger(name)
+        logger = _get_logger(name)
         logger.setLevel(level)
         logger.propagate, logger.disabled = propagate, disabled
         for handler in handlers:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from rankspawn.file_limit import file_limit
 from rankspawn.workers.outcome_file import read_header
 from rankspawn.workers.report import (
+    IN_FUNCTION,
     STACKS_AT,
     STACKS_BEGIN,
     STACKS_END,
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 
 # A dump takes a millisecond; a rank on a loaded machine may have to wait for a CPU first.
 _AT_MOST_SECONDS = 2.0
+# What the end of a failed group may be delayed by, for ranks that are about to be stopped.
+_SURVIVORS_SECONDS = 0.3
 # A main thread that has not come to Python code by then is busy in C code, as it seems.
 _BY_ITSELF_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
@@ -174,11 +177,29 @@ def collect_stacks(group: WorkerGroup) -> dict[int, str]:
     return {rank: said.get(rank, "") + text for rank, text in stacks.items()}
 
 
-def ask(ranks: Mapping[int, tuple[Asking, int]]) -> dict[int, str]:
+def collect_survivors(group: WorkerGroup) -> dict[int, str]:
+    """The same of ranks that run their function, and of those of them that answer at once."""
+    files: dict[int, int] = {}
+    try:
+        group.copy_outcome_files(files)
+        ranks = {
+            group.workers[index].rank: (group.workers[index].popen, fd)
+            for index, fd in files.items()
+            if index not in group.outcomes and read_header(fd).stage >= IN_FUNCTION
+        }
+        stacks = ask(ranks, seconds=_SURVIVORS_SECONDS)
+    finally:
+        for fd in files.values():
+            os.close(fd)
+    return {rank: text for rank, text in stacks.items() if "  File " in text}
+
+
+def ask(ranks: Mapping[int, tuple[Asking, int]], *, seconds: float | None = None) -> dict[int, str]:
     """Rank to the stacks of all its threads; it may be anybody's of this user.
 
     Args:
         ranks: Rank to its process, and a descriptor of the file in which it reports.
+        seconds: How long to wait at most, if not for as long as it may take.
     """
     asked: dict[int, Asked] = {}
     stacks: dict[int, str] = {}
@@ -195,7 +216,7 @@ def ask(ranks: Mapping[int, tuple[Asking, int]]) -> dict[int, str]:
         else:
             asked[rank] = Asked(process, fd, _size(fd))
             process.send_signal(STACKS_SIGNAL)
-    _wait_until_written(list(asked.values()))
+    _wait_until_written(list(asked.values()), seconds)
     return stacks | {number: rank.text() for number, rank in asked.items()}
 
 
@@ -251,10 +272,10 @@ def read_crash(fd: int) -> str:
     return without_our_frames(_CRASH_ENDS.split(text, maxsplit=1)[0]).strip()
 
 
-def _wait_until_written(asked: list[Asked]) -> None:
+def _wait_until_written(asked: list[Asked], seconds: float | None) -> None:
     """Until all have answered or ended, or had their time, twice."""
-    by_themselves = time.monotonic() + _BY_ITSELF_SECONDS
-    deadline = by_themselves + _AT_MOST_SECONDS
+    by_themselves = time.monotonic() + (_BY_ITSELF_SECONDS if seconds is None else seconds)
+    deadline = by_themselves + (_AT_MOST_SECONDS if seconds is None else 0)
     while asked and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
         for each in asked:

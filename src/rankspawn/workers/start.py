@@ -93,12 +93,10 @@ class StartSettings:
     log_dir: str | None = None
     # Output goes to files without a name, for somebody to show it.
     captures: bool = False
-    # Somebody looks at what workers say with rankspawn.report().
-    looked_at: bool = False
+    looked_at: bool = False  # somebody looks at what workers say with rankspawn.report()
     # The rank that gets this process's terminal.
     debug_rank: int | None = None
-    # How the parent's logging is set up, if workers are to have the same.
-    logging: bytes | None = None
+    logging: bytes | None = None  # how it is set up here, if workers are to have the same
     # Tensors among the arguments are put into shared memory, as torch's own spawn does.
     shares_tensors: bool = False
 
