@@ -21,7 +21,12 @@ MAIN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 # Coverage is measured with this one, if it is there: from 3.12 on Python tells of lines itself
 # (sys.monitoring), which is far lighter than a tracer and leaves signals and frames alone.
 COVERED = "3.13"
-FRAMEWORKS = {"torch": "torch==2.13.0", "paddle": "paddlepaddle==3.3.1", "jax": "jax==0.10.2"}
+FRAMEWORKS = {
+    "torch": "torch==2.13.0",
+    "paddle": "paddlepaddle==3.3.1",
+    "jax": "jax==0.10.2",
+    "ray": "ray==2.60.0",
+}
 # Who starts ranks with torch, to be run over our functions.
 USERS = {"torch": ("lightning==2.6.6", "pytorch-ignite==0.5.5", "accelerate==1.15.0")}
 # What else connects ranks, tried beside the framework that it trains a model of.

@@ -37,6 +37,7 @@ SECTIONS = {
     "portable": "all tests without the system calls of newer Linux",
     "interop-paddle": "",
     "interop-jax": "",
+    "interop-ray": "on a real cluster of two nodes",
     "interop-notebooks": "in real notebooks",
     "docs": "site and pictures",
     "package": "wheel and source distribution",

@@ -27,9 +27,11 @@ def describe(*args: object, **kwargs: object) -> dict[str, object]:
     }
 
 
-def fail(which: int, how: str) -> int:
-    """One rank fails; the others wait to be stopped."""
+def fail(which: int, how: str, after: str = "") -> int:
+    """One rank fails, once that file is there; the others wait to be stopped."""
     if rankspawn.get_rank() == which:
+        while after and not os.path.exists(after):
+            time.sleep(0.02)
         print("about to fail", flush=True)
         if how == "raise":
             raise ValueError("on purpose")

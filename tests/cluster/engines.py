@@ -7,13 +7,14 @@ the test with the reason if that is not here.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import pytest
 
-from rankspawn.cluster import Engine, Local, Slurm, Ssh
+from rankspawn.cluster import Engine, Local, Ray, Slurm, Ssh
 from tests.cluster.sshd import HOSTS, running_sshd, why_no_sshd
 from tests.launch.slurm_cluster import running_slurm, why_no_slurm
 
@@ -62,11 +63,21 @@ def _slurm() -> Iterator[Place]:
         yield Place(lambda nodes: Slurm(nodes=nodes), cluster.wait_until_idle)
 
 
+@contextlib.contextmanager
+def _ray() -> Iterator[Place]:
+    init = {"_node_ip_address": "127.0.0.2"}
+    yield Place(lambda nodes: Ray(nodes, address=os.environ[RAY_ADDRESS], init=init))
+
+
 ENGINES: dict[str, Callable[[], AbstractContextManager[Place]]] = {
     "local": _local,
     "ssh": _ssh,
     "slurm": _slurm,
 }
+# Where Ray is: test_ray.py runs the tests over it in a process of its own.
+RAY_ADDRESS = "RANKSPAWN_TESTS_RAY"
+if RAY_ADDRESS in os.environ:
+    ENGINES = {"ray": _ray}
 # Those that the README's test command runs; the others take longer, and are slow.
 FAST = ("local",)
 

@@ -106,10 +106,12 @@ def test_a_signal_is_named(engine: Engine, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [f"workerlog.{rank}" for rank in range(4)]
 
 
-def test_a_lost_agent_is_an_error_that_names_its_node(engine: Engine) -> None:
+def test_a_lost_agent_is_an_error_that_names_its_node(engine: Engine, tmp_path: Path) -> None:
+    started = tmp_path / "started"
     context = rankspawn.spawn(
-        cases.fail, (2, "agent"), nprocs=2, cluster=engine, backend="gloo", join=False
+        cases.fail, (2, "agent", str(started)), nprocs=2, cluster=engine, backend="gloo", join=False
     )
+    started.touch()
     with pytest.raises(NodeLostError) as caught:
         context.join()
 

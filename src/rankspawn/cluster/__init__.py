@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from rankspawn.cluster.engine import Engine as Engine
     from rankspawn.cluster.engine import Node as Node
     from rankspawn.cluster.local import Local as Local
+    from rankspawn.cluster.ray import Ray as Ray
     from rankspawn.cluster.slurm import Slurm as Slurm
     from rankspawn.cluster.ssh import Ssh as Ssh
 
-__all__ = ["AgentRequest", "Channel", "Engine", "Local", "Node", "Slurm", "Ssh"]
+__all__ = ["AgentRequest", "Channel", "Engine", "Local", "Node", "Ray", "Slurm", "Ssh"]
 
 _HOMES = {
     "AgentRequest": "rankspawn.cluster.engine",
@@ -25,6 +26,7 @@ _HOMES = {
     "Engine": "rankspawn.cluster.engine",
     "Local": "rankspawn.cluster.local",
     "Node": "rankspawn.cluster.engine",
+    "Ray": "rankspawn.cluster.ray",
     "Slurm": "rankspawn.cluster.slurm",
     "Ssh": "rankspawn.cluster.ssh",
 }

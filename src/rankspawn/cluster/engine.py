@@ -30,6 +30,7 @@ AGENT_MODULE = "rankspawn.cluster.agent"
 # Ours, which need no entry point.
 _OURS: dict[str, str] = {
     "local": "rankspawn.cluster.local:Local",
+    "ray": "rankspawn.cluster.ray:Ray",
     "slurm": "rankspawn.cluster.slurm:Slurm",
 }
 
