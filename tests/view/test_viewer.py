@@ -281,7 +281,9 @@ def test_a_context_that_nobody_joins_is_shown_to_the_end(tmp_path: Path, start_m
     done = run_script(FORGOTTEN, tmp_path, start_method)
 
     lines = done.stdout.splitlines()
-    assert (done.returncode, done.stderr) == (0, "")
+    # For what the program waits is told, if it has to wait.
+    errors = [line for line in done.stderr.splitlines() if "waits at its end" not in line]
+    assert (done.returncode, errors) == (0, [])
     assert lines[0] == "before"
     assert sorted(lines[1:]) == sorted(
         f"[rank {rank}] {word} {rank}" for rank in range(2) for word in WORDS
