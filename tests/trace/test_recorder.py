@@ -76,7 +76,7 @@ def test_who_waited_for_whom_in_collectives(
 
     def keep_and_tell(lane: Lane, waits: Mapping[int, float], at: float) -> None:
         keep(lane, waits, at)
-        if lane.rank == 0 and waits:
+        if lane.rank == 0 and sum(waits.values()) > 0.05:  # told to a thousandth
             seen.set()
 
     monkeypatch.setattr(Lane, "waits", keep_and_tell)
@@ -84,7 +84,7 @@ def test_who_waited_for_whom_in_collectives(
     waiter = read_page(path)["ranks"][0]
     assert set(waiter["collectives"]["for"]) == {"1"}
     assert waiter["collectives"]["waited"] > 0
-    assert waiter["curves"]["waited"][1][-1] == pytest.approx(waiter["collectives"]["waited"], 0.01)
+    assert waiter["curves"]["waited"][1][-1] == pytest.approx(waiter["collectives"]["waited"], 0.05)
 
 
 def record(
