@@ -41,6 +41,7 @@ if __name__ == "__main__":
             print(json.dumps(context.pids() + agents), flush=True)
             context.join()
     print(json.dumps(context.pids() + agents), flush=True)
+    sys.stdin.readline()
 """
 
 
@@ -51,6 +52,7 @@ def start(folder: Path, *how: str) -> tuple[subprocess.Popen[str], list[int]]:
     program = subprocess.Popen(
         [sys.executable, name, *how],
         cwd=folder,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -82,7 +84,7 @@ def test_ctrl_c_is_one_keyboard_interrupt(tmp_path: Path) -> None:
 def test_daemonic_ranks_that_nobody_joins_end_with_the_program(tmp_path: Path) -> None:
     program, pids = start(tmp_path, "daemon")
     with program, Watched(pids) as watched:
-        _, errors = program.communicate(timeout=DEADLOCK)
+        _, errors = program.communicate("end\n", timeout=DEADLOCK)
         assert watched.wait_gone() == []
 
     assert (program.returncode, errors) == (0, "")

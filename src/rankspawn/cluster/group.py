@@ -55,6 +55,8 @@ class ClusterGroup:
         self.grace = grace
         self.is_daemonic = daemon
         self.stops_on_failure = True
+        # Seconds until the engine could start its agents; they do not count for a timeout.
+        self.queued: float = 0.0
         self.what = ""
         self.lost: Outcome | None = None
         self.closed = False

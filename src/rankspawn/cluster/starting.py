@@ -159,7 +159,9 @@ class ClusterStarter:
                 tuple(None if count == -1 else count for count in counts),
                 options.grace_period,
             )
+            asked = time.monotonic()
             channels = engine.start(request)
+            queued = time.monotonic() - asked if engine.start_timeout is None else 0.0
         except BaseException:
             printed.close()
             raise
@@ -169,6 +171,9 @@ class ClusterStarter:
         ]
         driver = Driver(states, terms)
         group = ClusterGroup(driver, channels, printed, options.grace_period, self.daemon)
+        group.queued = queued
+        if self._deadline is not None:
+            self._deadline += queued
         group.stops_on_failure = options.on_failure == "stop"
         group.what = name_of(self.task.func)
         group.start(counts, self._deadline, engine.start_timeout)

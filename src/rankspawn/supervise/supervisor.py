@@ -289,6 +289,9 @@ class Supervisor:
     def _start_group(self) -> None:
         with stdio_occupied():
             self.group: Group = self._start(self._restarts)
+            # What it took until an engine's queue let it begin is no part of the run.
+            if self.deadline is not None:
+                self.deadline += getattr(self.group, "queued", 0.0)
             self.group.owner = weakref.ref(self)
             self.group.deadline = self.deadline
         self.is_stopping = False

@@ -100,18 +100,19 @@ class Meters:
     """The meters of all ranks of a group.
 
     Args:
-        pids: The process of each rank, by index.
+        pids: The process of each rank, by index; None for one of another machine.
         gpus: The id of each rank's GPU; None for one that has none.
     """
 
-    def __init__(self, pids: Sequence[int], gpus: Sequence[str | None]) -> None:
-        self._processes = [ProcessMeter(pid) for pid in pids]
+    def __init__(self, pids: Sequence[int | None], gpus: Sequence[str | None]) -> None:
+        self._processes = [None if pid is None else ProcessMeter(pid) for pid in pids]
         self._gpus = gpus
         self._gpu_meter = GpuMeter() if any(gpus) else None
 
     def look(self, index: int) -> Usage:
         """What a rank takes now."""
-        cpu, memory = self._processes[index].look()
+        process = self._processes[index]
+        cpu, memory = (None, None) if process is None else process.look()
         gpu = self._gpus[index]
         used = self._gpu_meter.used(gpu) if gpu and self._gpu_meter else None
         return Usage(cpu, memory, used)

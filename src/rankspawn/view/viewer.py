@@ -163,8 +163,10 @@ class _Showing:
             return None
         from rankspawn.view.measure import Meters  # imports psutil: 20 ms
 
-        pids = [process.popen.pid for process in self._group.processes]
-        return Meters(pids, [place.gpu for place in self._view.places])
+        # Of processes on other machines nothing is known here but what their agents say.
+        here = not any(hasattr(process.popen, "host") for process in self._group.processes)
+        pids = [process.popen.pid if here else None for process in self._group.processes]
+        return Meters(pids, [place.gpu if here else None for place in self._view.places])
 
     def _run(self) -> None:
         """Runs in the thread: show everything until the group is closed, and let go of it all."""
