@@ -12,7 +12,7 @@ from rankspawn.options import read_options
 from rankspawn.parallel_env import ParallelEnv, get_local_rank, get_rank, get_world_size
 from rankspawn.plan.job import make_plan, resolve
 
-PREFIXES = ("PADDLE_", "FLAGS_selected_", "RANKSPAWN_", "GROUP_", "ROLE_")
+PREFIXES = ("PADDLE_", "FLAGS_selected_", "RANKSPAWN_", "GROUP_", "ROLE_", "OMPI_", "PMI_", "MPI_")
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
@@ -108,3 +108,24 @@ def test_a_worker_that_asks_for_its_rank_imports_no_more_than_os() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["__future__", "rankspawn", "rankspawn.parallel_env"]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {
+            "OMPI_COMM_WORLD_RANK": "3",
+            "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            "OMPI_COMM_WORLD_SIZE": "4",
+        },
+        {"PMI_RANK": "3", "MPI_LOCALRANKID": "1", "PMI_SIZE": "4"},
+    ],
+)
+def test_a_process_that_mpi_started_is_the_rank_that_mpi_says(
+    monkeypatch: pytest.MonkeyPatch, told: dict[str, str]
+) -> None:
+    for name, text in told.items():
+        monkeypatch.setenv(name, text)
+    assert (get_rank(), get_local_rank(), get_world_size()) == (3, 1, 4)
+    monkeypatch.setenv("RANK", "0")
+    assert get_rank() == 0

@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import os
 
+# What a process is told by the MPI that started it: Open MPI; MPICH, Intel MPI and Slurm's PMI;
+# MVAPICH. A rank that rankspawn has started is told better, and none of these.
+_MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK")
+_MPI_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "MV2_COMM_WORLD_LOCAL_RANK")
+MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
+
 
 def get_rank() -> int:
     """The number of this process among all ranks of all nodes."""
-    return _number("RANK", "PADDLE_TRAINER_ID", default=0)
+    return _number("RANK", "PADDLE_TRAINER_ID", *_MPI_RANKS, default=0)
 
 
 def get_local_rank() -> int:
     """The number of this process among the ranks of its node."""
-    return _number("LOCAL_RANK", "PADDLE_LOCAL_RANK", "PADDLE_RANK_IN_NODE", default=0)
+    ours = ("LOCAL_RANK", "PADDLE_LOCAL_RANK", "PADDLE_RANK_IN_NODE")
+    return _number(*ours, *_MPI_LOCAL_RANKS, default=0)
 
 
 def get_world_size() -> int:
     """The number of ranks on all nodes."""
-    return _number("WORLD_SIZE", "PADDLE_TRAINERS_NUM", default=1)
+    return _number("WORLD_SIZE", "PADDLE_TRAINERS_NUM", *MPI_SIZES, default=1)
 
 
 class ParallelEnv:

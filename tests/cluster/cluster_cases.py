@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import rankspawn
+from tests.jobs import DEADLOCK
 
 
 def sleep_for_ever() -> None:
@@ -75,3 +78,27 @@ def end_the_agent() -> None:
     if rankspawn.get_rank() == 1:
         os.kill(os.getppid(), signal.SIGTERM)
     sleep_for_ever()
+
+
+def save_on_sigterm(folder: str) -> None:
+    """Takes SIGTERM for the call to save, which needs its time, and is done then."""
+    rank = rankspawn.get_rank()
+
+    def save(*_: object) -> None:
+        for number in (signal.SIGTERM, signal.SIGCONT):
+            signal.signal(number, signal.SIG_IGN)
+        time.sleep(0.5)
+        Path(folder, f"saved.{rank}").touch()
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, save)
+    Path(folder, f"ready.{rank}").touch()
+    sleep_for_ever()
+
+
+def wait_for(*paths: Path) -> None:
+    """Until these files are there."""
+    deadline = time.monotonic() + DEADLOCK
+    while missing := [path.name for path in paths if not path.exists()]:
+        assert time.monotonic() < deadline, f"missing: {missing}"
+        time.sleep(0.02)

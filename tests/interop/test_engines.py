@@ -77,6 +77,11 @@ def test_all_collectives_over_mpi(tmp_path):
     assert mpirun(tmp_path, text) == ["mpi"] * 2
 
 
+def test_ranks_that_mpi_started_are_found(tmp_path):
+    text = "import rankspawn as r; print(r.get_rank(), r.get_world_size(), flush=True)"
+    assert mpirun(tmp_path, text) == ["0 2", "1 2"]
+
+
 def test_ranks_train_over_mpi_as_one_process_does(tmp_path):
     need("torch")
     text = "from tests.interop import engine_cases as c; print(c.train('mpi', 'torch'), flush=True)"

@@ -9,7 +9,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from rankspawn.parallel_env import ParallelEnv
+from rankspawn.parallel_env import MPI_SIZES, ParallelEnv
 from rankspawn.workers.meeting import MEETING_VARIABLE
 
 BACKENDS = (
@@ -17,8 +17,6 @@ BACKENDS = (
     "mpi", "alone",
 )  # fmt: skip
 FRAMEWORKS = ("torch", "paddle")
-# How many processes MPI has started: Open MPI; MPICH, Intel MPI and Slurm's PMI; MVAPICH.
-_MPI_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +104,7 @@ def look_around() -> Surroundings:
     """What this process was told, and what is installed here."""
     told = ParallelEnv()
     has_place = MEETING_VARIABLE in os.environ
-    mpi_size = next((int(os.environ[name]) for name in _MPI_SIZES if os.environ.get(name)), 0)
+    mpi_size = next((int(os.environ[name]) for name in MPI_SIZES if os.environ.get(name)), 0)
     # Looked for only where they are needed: that costs time.
     needs_engine = told.nnodes > 1 or not has_place
     return Surroundings(

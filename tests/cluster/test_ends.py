@@ -1,0 +1,140 @@
+"""Nothing is left of a job whose driver or allocation is gone, over real servers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import rankspawn
+from rankspawn import NodeLostError, ProcessException
+from rankspawn.cluster import Slurm, Ssh
+from tests.cluster import cluster_cases as cases
+from tests.cluster.sshd import HOSTS, Sshd, running_sshd, why_no_sshd
+from tests.descendants import Watched
+from tests.jobs import DEADLOCK
+from tests.launch.slurm_cluster import Cluster, running_slurm, why_no_slurm
+
+ROOT = Path(__file__).parents[2]
+# Says the processes of its ranks, and waits for ever.
+DRIVER = """
+import sys
+import rankspawn
+from rankspawn.cluster import Slurm, Ssh
+from tests.cluster import cluster_cases as cases
+
+if __name__ == "__main__":
+    context = rankspawn.spawn(
+        cases.sleep_for_ever, nprocs=2, cluster=ENGINE, backend="gloo", join=False
+    )
+    print(*context.pids(), flush=True)
+    context.join()
+"""
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def sshd() -> Iterator[Sshd]:
+    if why := why_no_sshd():
+        pytest.skip(why)
+    with running_sshd() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    if why := why_no_slurm():
+        pytest.skip(why)
+    with running_slurm() as cluster, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(cluster.configuration))
+        yield cluster
+
+
+def _kill_the_driver(engine: str, folder: Path) -> None:
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = folder / "driver.py"
+    script.write_text(DRIVER.replace("ENGINE", engine))
+    with subprocess.Popen(
+        [sys.executable, script], cwd=ROOT, env=environ, stdout=subprocess.PIPE
+    ) as driver:
+        assert driver.stdout is not None
+        with Watched(map(int, driver.stdout.readline().split())) as ranks:
+            assert len(ranks.alive()) == 4
+            driver.kill()
+            driver.wait(DEADLOCK)
+            assert ranks.wait_gone() == []
+
+
+def test_a_killed_driver_ends_ranks_over_ssh(sshd: Sshd, tmp_path: Path) -> None:
+    engine = (
+        f"Ssh({HOSTS!r}, port={sshd.port}, identity={str(sshd.identity)!r}, "
+        f"options={sshd.options!r})"
+    )
+    _kill_the_driver(engine, tmp_path)
+    sshd.wait_until_idle()
+
+
+def test_a_killed_driver_ends_ranks_and_job_in_slurm(slurm: Cluster, tmp_path: Path) -> None:
+    _kill_the_driver("Slurm(nodes=2)", tmp_path)
+    slurm.wait_until_idle()
+
+
+def test_a_broken_connection_is_an_error_that_names_the_host(sshd: Sshd) -> None:
+    engine = Ssh(HOSTS, port=sshd.port, identity=sshd.identity, options=sshd.options)
+    context = rankspawn.spawn(
+        cases.sleep_for_ever, nprocs=1, cluster=engine, backend="gloo", join=False
+    )
+    with Watched(context.pids()) as ranks:
+        # What serves the connection there, as a machine that is switched off.
+        _server_of(sshd, context.pids()[1]).send_signal(signal.SIGKILL)
+        with pytest.raises(NodeLostError, match=f"{HOSTS[1]}.*ssh said: ") as caught:
+            context.join()
+        assert ranks.wait_gone() == []
+    assert caught.value.host == HOSTS[1]
+    sshd.wait_until_idle()
+
+
+def _server_of(sshd: Sshd, pid: int) -> psutil.Process:
+    return next(
+        server
+        for server in sshd.connections()
+        if pid in {child.pid for child in server.children(recursive=True)}
+    )
+
+
+def test_scancel_leaves_time_to_save_and_nothing_else(slurm: Cluster, tmp_path: Path) -> None:
+    context = rankspawn.spawn(
+        cases.save_on_sigterm,
+        (str(tmp_path),),
+        nprocs=1,
+        cluster=Slurm(nodes=2, extra=["--job-name=rst-ends"]),
+        backend="gloo",
+        join=False,
+        grace_period=DEADLOCK,
+    )
+    cases.wait_for(tmp_path / "ready.0", tmp_path / "ready.1")
+    slurm.cancel("rst-ends")
+    assert context.join()  # they said that all was well
+    slurm.wait_until_idle()
+    assert sorted(path.name for path in tmp_path.glob("saved.*")) == ["saved.0", "saved.1"]
+
+
+def test_ranks_that_scancel_ended_are_an_error(slurm: Cluster) -> None:
+    context = rankspawn.spawn(
+        cases.sleep_for_ever,
+        nprocs=1,
+        cluster=Slurm(nodes=2, extra=["--job-name=rst-ends"]),
+        backend="gloo",
+        join=False,
+    )
+    slurm.cancel("rst-ends")
+    with pytest.raises(ProcessException, match=r"signal SIGTERM|was cancelled"):
+        context.join()
+    slurm.wait_until_idle()
