@@ -109,12 +109,12 @@ def test_a_coroutine_function_runs_in_an_event_loop(run: Callable[..., Any]) -> 
 
 def test_an_object_that_is_called_so() -> None:
     waits: Callable[[], Any] = Waits()
-    assert rankspawn.spawn(waits, nprocs=1, backend="cpu").results() == [7]
+    assert rankspawn.spawn(waits, nprocs=1, backend="cpu", start_method="fork").results() == [7]
 
 
 def test_the_traceback_of_a_coroutine_begins_in_it() -> None:
     with pytest.raises(ProcessRaisedException, match="ZeroDivisionError") as caught:
-        rankspawn.spawn(divide, args=(0,), nprocs=1, backend="cpu")
+        rankspawn.spawn(divide, args=(0,), nprocs=1, backend="cpu", start_method="fork")
     assert "in divide" in caught.value.traceback
     assert "asyncio" not in caught.value.traceback
 

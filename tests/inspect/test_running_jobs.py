@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,11 +22,13 @@ from rankspawn.cli import main
 from rankspawn.inspect import showing
 from rankspawn.inspect.asking import stacks_of
 from rankspawn.inspect.finding import RunningJob, find_jobs
+from rankspawn.workers.tail import Growth
 from tests import jobs, rights
 from tests.jobs import DEADLOCK
 from tests.launch.running import COMMAND, environment, write_script
 
 ME = str(os.getpid())
+FORK: Any = {"backend": "cpu", "start_method": "fork"}
 
 
 def jobs_of(parent: int) -> list[RunningJob]:
@@ -82,9 +85,29 @@ def test_a_group_is_seen_with_all_that_it_reports(
     assert jobs_of(os.getpid()) == []
 
 
+def test_logs_are_followed_to_the_end_of_the_ranks(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options: Any = {"log_dir": str(tmp_path), **FORK}
+    with rankspawn.spawn(jobs.report_and_wait, nprocs=2, join=False, **options) as context:
+
+        def wait(_: Growth, timeout: float | None = None) -> None:
+            assert timeout
+            text = "".join(path.read_text() for path in tmp_path.iterdir())
+            if text.count("\n") == 2:
+                context.terminate()
+            time.sleep(0.01)
+
+        monkeypatch.setattr(Growth, "wait", wait)
+        assert main(["logs", ME, "--follow"]) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == [
+        "[rank 0] here is 0",
+        "[rank 1] here is 1",
+    ]
+
+
 def test_what_has_no_logs_says_where_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    options = {"backend": "cpu", "nprocs": 1, "join": False}
-    with rankspawn.spawn(jobs.sleep_for_ever, tee=True, **options):  # type: ignore[call-overload]
+    with rankspawn.spawn(jobs.sleep_for_ever, nprocs=1, join=False, tee=True, **FORK):
         assert main(["logs", ME]) == 1
     assert "keeps no logs" in capsys.readouterr().err
 
@@ -92,7 +115,7 @@ def test_what_has_no_logs_says_where_it_prints(capsys: pytest.CaptureFixture[str
 def test_a_table_follows_a_job_to_its_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = rankspawn.spawn(jobs.sleep_for_ever, nprocs=2, backend="cpu", join=False)
+    context = rankspawn.spawn(jobs.sleep_for_ever, nprocs=2, join=False, **FORK)
     looks = []
 
     def look(_: float) -> None:
@@ -109,7 +132,7 @@ def test_a_table_follows_a_job_to_its_end(
 def test_the_live_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with rankspawn.spawn(jobs.sleep_for_ever, nprocs=1, backend="cpu", join=False) as context:
+    with rankspawn.spawn(jobs.sleep_for_ever, nprocs=1, join=False, **FORK) as context:
         (job,) = jobs_of(os.getpid())
         monkeypatch.setattr(time, "sleep", lambda _: context.terminate())
         monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -134,7 +157,8 @@ if __name__ == "__main__":
     stubborn = sys.argv[1] == "stubborn"
     if stubborn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    rankspawn.spawn(work, args=(stubborn,), nprocs=2, backend="cpu", grace_period=1)
+    rankspawn.spawn(work, args=(stubborn,), nprocs=2, backend="cpu", start_method="fork",
+                    grace_period=1)
 """
 
 
@@ -194,7 +218,7 @@ def test_a_killed_group_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user for a moment")
 def test_another_user_sees_nothing() -> None:
-    with rankspawn.spawn(jobs.sleep_for_ever, nprocs=1, backend="cpu", join=False):
+    with rankspawn.spawn(jobs.sleep_for_ever, nprocs=1, join=False, **FORK):
         assert jobs_of(os.getpid())
         read, write = os.pipe()
         child = os.fork()

@@ -271,7 +271,9 @@ def test_a_second_ctrl_c_kills_at_once(
     session = open_session("ignore_all", start_method, str(10 * DEADLOCK), how)  # type: ignore[arg-type]
     with Watched(session.pids()) as workers:
         session.press_ctrl_c()
-        session.read_until("interrupted")
+        session.read_until(
+            f"2 workers have {10 * DEADLOCK:g} s to end; interrupt again to kill them"
+        )
         assert len(workers.alive()) == 2
         session.press_ctrl_c()
         assert session.finish() == 130
