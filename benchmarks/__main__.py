@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks import surroundings
-from benchmarks.goals import arguments, idle, memory, results, scaling, start, teardown, torch_ranks
+from benchmarks.goals import (
+    arguments,
+    idle,
+    memory,
+    results,
+    scaling,
+    start,
+    teardown,
+    tests_with_ranks,
+    torch_ranks,
+)
 from benchmarks.measurements_file import MeasurementsFile, read_measurements
 from benchmarks.measuring import FAILED, ROOT, frozen_source, name_of, possible, run_rounds
 from benchmarks.records import Measurement, Scale, Table, Trial
@@ -31,7 +41,7 @@ class Goal(Protocol):
 
 GOALS: tuple[Goal, ...] = (
     *(start, torch_ranks, arguments, memory),
-    *(results, teardown, idle, scaling),
+    *(results, teardown, idle, scaling, tests_with_ranks),
 )
 FULL = Scale(rounds=7, slow_every=3, quick=False)
 QUICK = Scale(rounds=3, slow_every=3, quick=True)

@@ -25,6 +25,7 @@ PACKAGES = (
     "paddlepaddle==3.3.1 setuptools",
     "loky",
     "torchrunx",
+    "pytest expecttest hypothesis",
 )
 
 
