@@ -25,6 +25,7 @@ from rankspawn.plan.job import Job, describe, make_plan, resolve
 from rankspawn.plan.ports import HeldPorts, hold_ports
 from rankspawn.plan.topology import ignored_ips
 from rankspawn.supervise.context import MultiprocessContext, start_context
+from rankspawn.supervise.on_quit import StacksOnQuit
 from rankspawn.supervise.supervisor import SupervisionPolicy
 from rankspawn.workers import child
 from rankspawn.workers.breakpoints import DEBUG_VARIABLE
@@ -183,6 +184,7 @@ def _spectators(job: Job) -> list[Spectator]:
 
         check_terminal(f"debug={options.debug}", in_notebook=in_notebook())
         spectators.append(LentTerminal(options.debug.rank))
+    spectators.append(StacksOnQuit())
     return spectators
 
 

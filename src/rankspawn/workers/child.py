@@ -161,6 +161,10 @@ def work(
         report.stage(STARTED)
         if report.flags & DEAF_TO_INTERRUPTS:
             raw_signal.signal(raw_signal.SIGINT, raw_signal.SIG_IGN)
+        # Ctrl-\ asks the parent where the ranks are, and reaches all in its terminal. Not ignored:
+        # what is executed from here would inherit that.
+        if raw_signal.getsignal(raw_signal.SIGQUIT) == raw_signal.SIG_DFL:
+            raw_signal.signal(raw_signal.SIGQUIT, _pass)
         # Until here, where what a handler raises is reported, and prints no traceback.
         raw_signal.pthread_sigmask(raw_signal.SIG_UNBLOCK, blocked)
         task = get_task()
@@ -176,6 +180,10 @@ def work(
         tell: Callable[[Report, Any], int] = _report_exit if is_exit else _report_error
         return _tell(tell, report, error)
     return 0 if os.getpid() != worker else _tell(_report_result, report, value)
+
+
+def _pass(*_: object) -> None:
+    """A signal that means somebody else."""
 
 
 def refuse_breakpoints() -> None:

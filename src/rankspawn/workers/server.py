@@ -46,6 +46,8 @@ def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[2]))
     # Ctrl-C reaches the whole foreground group; this process ends with its parent instead.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The same for Ctrl-\, which workers are to inherit without ignoring it for what they execute.
+    signal.signal(signal.SIGQUIT, lambda *_: None)
     # What the thread blocks that happens to start this process is not meant for later callers.
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     with requests, contextlib.suppress(ConnectionResetError):
