@@ -30,8 +30,10 @@ class End:
     signal: int = 0
 
 
-def run_crew(size: int, function: Callable[..., Any], *args: Any) -> list[End]:
-    """Run the function in so many ranks, and say how each ended."""
+def run_crew(
+    size: int, function: Callable[..., Any], *args: Any, bound: float = DEADLOCK
+) -> list[End]:
+    """Run the function in so many ranks, and say how each ended; the bound is for all of it."""
     place = MeetingPlace()
     pipes, pids = [], []
     try:
@@ -43,7 +45,7 @@ def run_crew(size: int, function: Callable[..., Any], *args: Any) -> list[End]:
             os.close(writer)
             pipes.append(reader)
         write_entries(place.fileno(), pids)
-        deadline = time.monotonic() + DEADLOCK
+        deadline = time.monotonic() + bound
         return [_read_end(pid, pipe, deadline) for pid, pipe in zip(pids, pipes, strict=True)]
     finally:
         for pid in pids:
