@@ -207,7 +207,7 @@ if __name__ == "__main__":
 # Pages that a copied rank touches, or has copied, until its function runs (597 and 773 when this
 # was written, and less with newer Pythons), and system calls for each rank (97 and 153, more where
 # the parent is woken more often).
-PAGES = {"fork": 650, "forkserver": 840}
+PAGES = {"fork": 750, "forkserver": 950}
 CALLS = {"fork": 120, "forkserver": 190}
 
 
@@ -233,8 +233,8 @@ def test_pages_that_a_copied_rank_touches(tmp_path: Path, method: str) -> None:
 @pytest.mark.parametrize("method", sorted(CALLS))
 def test_system_calls_for_each_copied_rank(tmp_path: Path, method: str) -> None:
     strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("needs strace (Debian: strace)")
+    if strace is None or subprocess.run([strace, "-o", os.devnull, "true"], check=False).returncode:
+        pytest.skip("needs strace (Debian: strace), and that a process may be traced")
     name = script(tmp_path, START)
     counts = []
     for nprocs in (1, 9):
