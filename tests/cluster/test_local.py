@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import rankspawn
 from rankspawn import MultiprocessContext, NodeLostError
 from rankspawn.cluster import Local
+from rankspawn.cluster.local import _is_fork_good
 from tests import scripts
 from tests.cluster import cluster_cases as cases
 from tests.descendants import Watched
@@ -23,6 +25,7 @@ PROGRAM = """
 import json, os, sys
 import rankspawn
 from rankspawn.cluster import Local
+from rankspawn.cluster.local import _is_fork_good
 from tests.cluster import cluster_cases as cases
 
 class Watched(Local):
@@ -113,3 +116,19 @@ def test_how_many_is_checked_when_it_is_made() -> None:
     assert repr(Local(nodes=3)) == "Local(nodes=3)"
     with pytest.raises(ValueError, match="nodes=0 is out of range"):
         Local(nodes=0)
+
+
+def test_agents_are_fresh_interpreters_where_a_copy_is_not_safe() -> None:
+    is_over = threading.Event()
+    thread = threading.Thread(target=is_over.wait)
+    thread.start()
+    try:
+        assert not _is_fork_good()
+        context: MultiprocessContext = rankspawn.spawn(
+            cases.describe, nprocs=1, cluster="local", backend="gloo"
+        )
+    finally:
+        is_over.set()
+        thread.join()
+
+    assert [told["rank"] for told in context.results()] == [0, 1]

@@ -65,6 +65,8 @@ class ClusterGroup:
         self._driver = driver
         self._printed = printed
         self._news = Waker()
+        # For the next wait: made before anything runs, as a file may have a name for a moment.
+        self._idle = [Waker()]
         self._stopping = threading.RLock()
         self._reaped: set[int] = set()
         self._sentinels: dict[int, Waker] = {}
@@ -138,7 +140,12 @@ class ClusterGroup:
         self.closed = self._is_closing = True
         self._links.close()
         self._printed.close()
+        self._close_wakers()
+
+    def _close_wakers(self) -> None:
         self._news.close()
+        while self._idle:
+            self._idle.pop().close()
 
     def _make_process(self, node: NodeState, local: int) -> RankProcess:
         process = RankProcess(node.first + local, self.is_daemonic)
@@ -214,7 +221,10 @@ class ClusterGroup:
         if condition():
             self.collect()
             return True
-        news = Waker()
+        try:
+            news = self._idle.pop()
+        except IndexError:  # another thread waits
+            news = Waker()
         self.listeners.add(news.wake)
         try:
             with selectors.DefaultSelector() as selector:
@@ -228,7 +238,11 @@ class ClusterGroup:
                     news.clear()
         finally:
             self.listeners.discard(news.wake)
-            news.close()
+            if self._idle or self.closed:
+                news.close()
+            else:
+                news.clear()
+                self._idle.append(news)
         self.collect()
         return True
 
@@ -296,7 +310,7 @@ class ClusterGroup:
             self._links.close()
             self._printed.finish()
             self.closed = True  # now: who shows what was printed then shows the rest
-            self._news.close()
+            self._close_wakers()
             for tell in list(self.listeners):
                 tell()
             for sentinel in self._sentinels.values():
