@@ -279,7 +279,10 @@ def _join_seconds(plan: JoinPlan, config: LaunchConfig) -> float:
     """How long the fewest nodes may take to come; not long where only one machine's can."""
     if plan.master is None or plan.hosts or "join_timeout" in config.given:
         return config.join_timeout
-    master = read_master(plan.master)
+    try:
+        master = read_master(plan.master)
+    except AddressError:  # told when it is opened
+        return config.join_timeout
     is_own = not master.is_etcd and is_loopback(master.host)
     return min(config.join_timeout, _LOOPBACK_SECONDS) if is_own else config.join_timeout
 
