@@ -388,10 +388,12 @@ def test_a_failure_that_nobody_asked_for_is_told_at_exit(start_method: str) -> N
     )
     root = Path(__file__).parent.parent.parent
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False
     )
 
-    assert done.stderr.startswith("rank 0 failed, and nobody joined the group: Traceback")
+    assert done.returncode == 1
+    # It may have been waited for before.
+    assert "rank 0 failed, and nobody joined the group: Traceback" in done.stderr
     assert done.stderr.endswith("ValueError: rank 0\n")
 
 
