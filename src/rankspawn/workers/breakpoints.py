@@ -1,9 +1,8 @@
 """What ``breakpoint()`` does in a rank: a debugger where there is a terminal, else a sentence.
 
-Runs in the worker, when a breakpoint is reached; in a program of ``rankrun`` through
-``PYTHONBREAKPOINT``. While one rank is debugged, the others pass their breakpoints, or wait there
-until the debugged one has passed as many (``debug="hold"``): it counts them in the file at which
-the ranks of a group can meet.
+Runs in the worker, when a breakpoint is reached. While one rank is debugged, the others pass their
+breakpoints, or wait there until the debugged one has passed as many (``debug="hold"``): it counts
+them in the file at which the ranks of a group can meet.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ def explain() -> str:
     """The sentence for a debugger that nobody could talk to."""
     rank = get_rank()
     return (
-        f"a breakpoint in rank {rank}, which has no terminal: give it this one with "
-        f"spawn(..., debug={rank}) or rankrun --debug {rank}, or set PYTHONBREAKPOINT=0 to pass it"
+        f"a breakpoint in rank {rank}, which has no terminal: give it the one of this program with "
+        f"spawn(..., debug={rank}), or set PYTHONBREAKPOINT=0 to pass it"
     )
 
 
