@@ -173,7 +173,7 @@ class SpawnTimeoutError(ProcessException, TimeoutError):
         stacks: Mapping[int, str] | None = None,
     ) -> None:
         super().__init__(msg, error_index, error_pid)
-        self.stacks = dict(stacks or {})
+        self.stacks: dict[int, str] = dict(stacks or {})
         # The system's errors take their arguments for a number and its text.
         self.errno: int | None = None
         self.strerror: str | None = None

@@ -60,7 +60,7 @@ class FrameReader:
         """Expect a greeting first, unless that was heard already."""
         self._data = bytearray()
         self._is_greeted = is_greeted
-        self.preamble = b""
+        self.preamble: bytes = b""
 
     def feed(self, data: bytes) -> Iterator[tuple[Header, bytes]]:
         """The frames that are complete now.

@@ -59,7 +59,7 @@ class ClusterGroup:
         self.queued: float = 0.0
         self.what = ""
         self.lost: Outcome | None = None
-        self.closed = False
+        self.closed: bool = False
         self._is_closing = False
         self.processes: list[RankProcess] = []
         self._driver = driver

@@ -30,9 +30,10 @@ class Link:
     def __init__(self, number: int, channel: Channel) -> None:
         self.number = number
         self.channel = channel
-        self.reader = FrameReader()
-        self.outbox = Outbox()
-        self.read, self.write = channel.read_fileno(), channel.write_fileno()
+        self.reader: FrameReader = FrameReader()
+        self.outbox: Outbox = Outbox()
+        self.read: int = channel.read_fileno()
+        self.write: int = channel.write_fileno()
         self.is_writing = False
         self.is_open = True
         for fd in (self.read, self.write):
@@ -59,7 +60,7 @@ class Links:
         note: Callable[[], None],
         tell: Callable[[], None],
     ) -> None:
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._driver = driver
         self._note, self._tell = note, tell
         self._waker = Waker()

@@ -93,7 +93,7 @@ class NodeRanks:
 
     def __init__(self) -> None:
         self.group: WorkerGroup | None = None
-        self.grace = 10.0
+        self.grace: float = 10.0
         self._ports: HeldPorts | None = None
         self._payload: Owned | None = None
 

@@ -57,7 +57,8 @@ class ProgramChannel:
         explain: Explain,
     ) -> None:
         """Start the program; raises OSError if there is none."""
-        self.host, self.address = host, address
+        self.host: str = host
+        self.address: str | None = address
         self._deadline, self._explain = deadline, explain
         self._lock = threading.Lock()
         self._is_closed = False

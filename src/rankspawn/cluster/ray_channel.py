@@ -25,7 +25,8 @@ class RayChannel:
     """Bytes to and from an agent, through the methods of its actor; two threads carry them."""
 
     def __init__(self, actor: Any, host: str, address: str, shared: Shared) -> None:
-        self.host, self.address = host, address
+        self.host: str = host
+        self.address: str | None = address
         self._ray, self._actor, self._shared = shared.ray, actor, shared
         self._lock = threading.Lock()
         self._is_closed = False
@@ -111,7 +112,9 @@ class Shared:
     def __init__(
         self, ray: Any, users: int, deadline: SharedDeadline, held: contextlib.ExitStack
     ) -> None:
-        self.ray, self.deadline, self._users, self._held = ray, deadline, users, held
+        self.ray: Any = ray
+        self.deadline: SharedDeadline = deadline
+        self._users, self._held = users, held
         self._lock = threading.Lock()
 
     def leave(self) -> None:

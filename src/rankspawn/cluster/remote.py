@@ -30,8 +30,8 @@ class RemoteProcess:
 
     def __init__(self, group: ClusterGroup, index: int, pid: int, host: str) -> None:
         self._group, self._index = group, index
-        self.pid = pid
-        self.host = host
+        self.pid: int = pid
+        self.host: str = host
 
     @property
     def sentinel(self) -> int:

@@ -44,7 +44,6 @@ _ADVICE = {
     "CANCELLED": "the Slurm job or its step was cancelled",
     "NODE FAILURE": "Slurm lost the node",
 }
-# What srun also says, whatever happens.
 _BESIDE_THE_POINT = re.compile(r"lacks support for cpu binding|Job step aborted: Waiting up to")
 
 
@@ -166,7 +165,8 @@ class Allocation:
 
     def __init__(self, command: Sequence[str]) -> None:
         """Ask for them and wait; raises RuntimeError with Slurm's words if they are refused."""
-        self.job = ""
+        self.job: str = ""
+        self.hosts: list[str] = []
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair()
         with tempfile.TemporaryFile() as said, theirs:
@@ -189,7 +189,7 @@ class Allocation:
                 said.seek(0)
                 told = said.read().decode(errors="replace").strip()
                 raise RuntimeError(f"Slurm gave no nodes: {told}")
-        self.job, *self.hosts = granted
+        self.job, self.hosts = granted[0], granted[1:]
         self._users = len(self.hosts)
 
     def leave(self) -> None:

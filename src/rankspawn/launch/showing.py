@@ -117,7 +117,7 @@ class Programs:
 
     def __init__(self, group: WorkerGroup, logs: Sequence[str], starts: Sequence[int]) -> None:
         self._group, self._logs, self._starts = group, logs, starts
-        self.processes = [_Program(worker.popen) for worker in group.workers]
+        self.processes: list[_Program] = [_Program(worker.popen) for worker in group.workers]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)

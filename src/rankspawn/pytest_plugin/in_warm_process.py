@@ -149,7 +149,7 @@ class Inspector:
         self._diary = diary
         self.problems: dict[str, str] = {}
         self._known = obstacles()
-        self.reads = rank_reads()
+        self.reads: rank_reads = rank_reads()
 
     def look(self, place: str) -> None:
         """Note what has come since the last look, as a problem of this place."""

@@ -9,7 +9,8 @@ import os
 
 VARIABLE = "RANKSPAWN_WARM"
 
-if folder := os.environ.pop(VARIABLE, ""):
+_folder = os.environ.pop(VARIABLE, "")
+if _folder:
     from rankspawn.pytest_plugin.in_warm_process import warm_up
 
-    warm_up(folder)
+    warm_up(_folder)

@@ -17,7 +17,7 @@ from multiprocessing import util
 
 from rankspawn.supervise.outcome import STATES, failures_in
 from rankspawn.supervise.reports import serial_of, unpack_steps
-from rankspawn.trace.recording import Ended, Recording, describe_end, lines_of
+from rankspawn.trace.recording import Ended, Lane, Recording, describe_end, lines_of
 from rankspawn.trace.request import write_atomically
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -58,16 +58,20 @@ class Recorder:
 
     def __init__(self, path: str, places: Sequence[Place], facts: Mapping[str, str]) -> None:
         self.path = path
-        self.recording = Recording([(place.rank, place.device) for place in places], facts)
+        self.recording: Recording = Recording(
+            [(place.rank, place.device) for place in places], facts
+        )
         self.take_places(places)
-        self.began = time.monotonic()
+        self.began: float = time.monotonic()
         self._looking: _Looking | None = None
         self._is_written = True
 
     def take_places(self, places: Sequence[Place]) -> None:
         """The ranks of the next group, which may be others than before in an elastic job."""
         self.places = places
-        self.lanes = [self.recording.lane_of(place.rank, place.device) for place in places]
+        self.lanes: list[Lane] = [
+            self.recording.lane_of(place.rank, place.device) for place in places
+        ]
 
     def begin(self, group: Group) -> None:
         """Record this group, which has just been started."""

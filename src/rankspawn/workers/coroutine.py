@@ -15,8 +15,8 @@ class InEventLoop:
     def __init__(self, func: Callable[..., Any]) -> None:
         self.func = func
         # What people call it.
-        self.__name__ = getattr(func, "__name__", type(func).__name__)
-        self.__qualname__ = getattr(func, "__qualname__", self.__name__)
+        self.__name__: str = getattr(func, "__name__", type(func).__name__)
+        self.__qualname__: str = getattr(func, "__qualname__", self.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of the coroutine."""

@@ -191,7 +191,9 @@ class CommonToForks:
         self, *, null: int, failure_event: int, mark: int, has_logging: bool = False
     ) -> None:
         # The streams that such handlers may write to.
-        self.logged_to = (sys.stdout, sys.stderr) if has_logging else None
+        self.logged_to: tuple[TextIO, TextIO] | None = (
+            (sys.stdout, sys.stderr) if has_logging else None
+        )
         self.null = null
         self.failure_event = failure_event
         self.mark = mark

@@ -72,8 +72,12 @@ class Payload:
         main: MainOrigin | None,
         duplicates: tuple[Owned, ...],
     ) -> None:
-        self.file, self.end, self.task, self.own = file, end, task, own
-        self.main, self.duplicates = main, duplicates
+        self.file: Owned = file
+        self.end: int = end
+        self.task: Part = task
+        self.own: tuple[Part, ...] = own
+        self.main: MainOrigin | None = main
+        self.duplicates: tuple[Owned, ...] = duplicates
 
     def add(self, value: Any) -> int:
         """Add a value made of built-in types; return its table."""
