@@ -54,6 +54,7 @@ PROGRAMS = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
     "srun": "slurm-client",
+    "strace": "strace",
 }
 # On two cores: a suite waits for processes half of its time.
 AT_ONCE = 3
