@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from multiprocessing import process as processes
 from typing import Any
 
 import pytest
@@ -25,6 +26,8 @@ def test_results_come_over_a_slow_channel(piece: int | None) -> None:
     context = run(FakeEngine(3, piece=piece))
 
     assert context.results() == [(node, local) for node in range(3) for local in range(2)]
+    # Also if they ended before they were known as processes.
+    assert processes._children.isdisjoint(context.processes)  # type: ignore[attr-defined]
 
 
 def say_no(agent: FakeAgent) -> None:

@@ -250,12 +250,13 @@ class ClusterGroup:
         """Take note of what happened: the thread has, but for multiprocessing's list."""
         if not self._news.closed:
             self._news.clear()
+        made = len(self.processes)  # a rank may have ended before there was a process for it
         with self._links.lock:
-            new = [i for i in self._driver.outcomes if i not in self._reaped and self.has_ended(i)]
+            outcomes = self._driver.outcomes
+            new = [i for i in outcomes if i < made and i not in self._reaped and self.has_ended(i)]
             self._reaped.update(new)
         for index in new:
-            if index < len(self.processes):
-                self.processes[index].join()
+            self.processes[index].join()
 
     def fileno(self) -> int:
         """The one descriptor that is readable when :meth:`collect` has something to do."""

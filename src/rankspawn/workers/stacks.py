@@ -97,7 +97,7 @@ DESCRIPTOR_GONE = (
     "(not asked: the program closed descriptors that are not its own, and stacks would be written "
     "to whatever has the number now)\n"
 )
-
+NO_RIGHTS = "(not asked: this process may not signal it, as one of the two has changed its user)\n"
 NO_ROOM = (
     "(not asked: its limit on the size of files, {limit} bytes, see `ulimit -f`, keeps it from "
     "writing stacks)\n"
@@ -215,7 +215,11 @@ def ask(ranks: Mapping[int, tuple[Asking, int]], *, seconds: float | None = None
             stacks[rank] = DESCRIPTOR_GONE
         else:
             asked[rank] = Asked(process, fd, _size(fd))
-            process.send_signal(STACKS_SIGNAL)
+            try:
+                process.send_signal(STACKS_SIGNAL)
+            except PermissionError:
+                del asked[rank]
+                stacks[rank] = NO_RIGHTS
     _wait_until_written(list(asked.values()), seconds)
     return stacks | {number: rank.text() for number, rank in asked.items()}
 
