@@ -246,6 +246,52 @@ def lose_a_rank(name):
     model(inputs).mean().backward()
 
 
+def leave_a_backward(loop):
+    """What rank 0 gets in Paddle, told step by step, when rank 1 leaves before the backward."""
+    import paddle
+
+    comm = rankspawn.init_parallel_env()
+    model = rankspawn.DataParallel(paddle.nn.Linear(5, 1))
+    told = []
+    for steps in range(2):
+        loss = model(paddle.to_tensor(samples()[0])).mean()
+        if steps and comm.rank == 1:
+            break
+        try:
+            if loop == "classic":
+                model.scale_loss(loss).backward()
+            elif loop == "kept":
+                loss = model.scale_loss(loss)
+                loss.backward()
+            else:
+                loss.backward()
+        except (RuntimeError, SystemError) as error:
+            told.append((type(error).__name__, getattr(error, "rank", None)))
+        try:
+            model.apply_collective_grads()
+        except RuntimeError as error:
+            told.append((type(error).__name__, getattr(error, "rank", None)))
+    return told
+
+
+def free_losses():
+    """How many scaled losses of Paddle's are there still, each after its backward or the next."""
+    import weakref
+
+    import paddle
+
+    model = rankspawn.DataParallel(paddle.nn.Linear(5, 1))
+    kept = []
+    for step in range(4):
+        loss = model.scale_loss(model(paddle.to_tensor(samples()[0])).mean())
+        kept.append(weakref.ref(loss))
+        if step % 2:
+            loss.backward(retain_graph=True)
+            loss.backward()
+        del loss
+    return sum(each() is not None for each in kept)
+
+
 def begin_with_buffers(name):
     """Buffers begin as those of rank 0, and each rank's own go on from there."""
     module = framework(name)

@@ -95,6 +95,21 @@ def test_a_rank_that_dies_is_the_one_to_blame(name):
     assert [failure.rank for failure in caught.value.failures] in ([1], [1, 0])
 
 
+@pytest.mark.parametrize("loop", ["classic", "kept", "modern"])
+def test_an_error_leaves_paddles_backward_as_it_is_or_comes_with_apply(loop):
+    need("paddle")
+    first, second = run(cases.leave_a_backward, loop)
+
+    before = [("SystemError", None)] if loop == "modern" else []
+    assert first[: len(before) + 1] == [*before, ("RankLostError", 1)]
+    assert second == []
+
+
+def test_scaled_losses_of_paddles_are_freed():
+    need("paddle")
+    assert run(cases.free_losses) == [0, 0]
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
 def test_other_floats_are_the_same_on_all_ranks(name, dtype):
     if name == "paddle" and dtype != "float64":

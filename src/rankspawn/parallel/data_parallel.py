@@ -158,12 +158,18 @@ class DataParallel:
 
         Returns:
             The gradients that were given.
+
+        Raises:
+            BaseException: Of the exchange at the end of a backward, if Paddle made another of it.
         """
         exchange: _Exchange = getattr(self, _OWN)
         if gradients is not None:
             average = not exchange.is_scaled
             exchange.is_scaled = False
             return all_reduce_gradients(gradients, average, samples, comm=exchange.comm)
+        error = exchange.model.take_error()
+        if error is not None:
+            raise error
         if exchange.is_waiting:
             exchange.run()
         return None

@@ -6,6 +6,7 @@ No framework is imported: a model of one can only be here if its module is loade
 from __future__ import annotations
 
 import sys
+import weakref
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -46,6 +47,9 @@ class Model(Protocol):
 
     def after_backward(self, call: Callable[[], None]) -> None:
         """From now on, call this at the end of each backward that reaches a parameter."""
+
+    def take_error(self) -> BaseException | None:
+        """What the last call at the end of a backward raised, if nobody got it as what it is."""
 
 
 class TorchModel:
@@ -104,9 +108,16 @@ class TorchModel:
         for parameter in self.parameters:
             parameter.register_post_accumulate_grad_hook(note)
 
+    def take_error(self) -> BaseException | None:
+        """None: it leaves torch's backward as it is."""
+        return None
+
 
 class PaddleModel:
-    """A ``paddle.nn.Layer``."""
+    """A ``paddle.nn.Layer``.
+
+    Paddle makes a ``SystemError`` of whatever is raised at the end of a backward, so it is kept.
+    """
 
     has_hooks = True
 
@@ -118,6 +129,8 @@ class PaddleModel:
         ]
         self._paddle = sys.modules["paddle"]
         self._is_queued = False
+        self._error: BaseException | None = None
+        self._last_scaled: weakref.ref[_Backward] | None = None
 
     def gradient(self, parameter: Any) -> Any:
         """The gradient, or None."""
@@ -146,6 +159,10 @@ class PaddleModel:
         """Call this when the backward of this loss begins, if there is one."""
         if not getattr(loss, "stop_gradient", True):
             loss.register_hook(lambda _: call())
+            last = None if self._last_scaled is None else self._last_scaled()
+            if last is not None:
+                last.let_go()
+            self._last_scaled = weakref.ref(_Backward(loss, self))
 
     def after_backward(self, call: Callable[[], None]) -> None:
         """From now on, call this at the end of each backward that reaches a parameter."""
@@ -153,7 +170,12 @@ class PaddleModel:
 
         def finish() -> None:
             self._is_queued = False
-            call()
+            self._error = None
+            try:
+                call()
+            except BaseException as error:
+                self._error = error
+                raise
 
         def note() -> None:
             if not self._is_queued:
@@ -162,6 +184,43 @@ class PaddleModel:
 
         for parameter in self.parameters:
             parameter._register_backward_hook(note)
+
+    def take_error(self) -> BaseException | None:
+        """What the last call at the end of a backward raised, if nobody got it as what it is."""
+        error, self._error = self._error, None
+        return error
+
+
+class _Backward:
+    """The ``backward`` of one loss of Paddle's: errors of the exchange leave it as they are.
+
+    It takes its place on the loss until it is called, or another loss is scaled. The loss must be
+    held by it: in ``scale_loss(loss).backward()`` nothing else does. Paddle's tensors are not known
+    to the garbage collector, so what they hold in turn has to let go by itself.
+    """
+
+    def __init__(self, loss: Any, model: PaddleModel) -> None:
+        self._loss = loss
+        self._model = model
+        loss.backward = self
+
+    def let_go(self) -> None:
+        """Give the loss its own one back."""
+        if self._loss.__dict__.get("backward") is self:
+            del self._loss.backward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Go backward, as Paddle does."""
+        self.let_go()
+        self._model.take_error()  # one of an earlier backward
+        try:
+            return self._loss.backward(*args, **kwargs)
+        except SystemError:
+            error = self._model.take_error()
+            if error is None:
+                raise
+        # Out of the except block: the SystemError has this one as its cause already.
+        raise error
 
 
 class ArrayModel:
@@ -195,6 +254,10 @@ class ArrayModel:
 
     def after_backward(self, call: Callable[[], None]) -> None:
         """There is no backward."""
+
+    def take_error(self) -> BaseException | None:
+        """There is no backward."""
+        return None
 
 
 def find_model(model: Any) -> Model:
