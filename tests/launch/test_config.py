@@ -32,6 +32,8 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "master": ("10.0.0.1:6379", {"master": "10.0.0.1:6379"}),
     "rank": ("0", {"node_rank": 0}),
     "host": ("10.0.0.2", {"host": "10.0.0.2"}),
+    "hosts": ("a,b:2", {"hosts": "a,b:2", "max_nodes": 1}),
+    "ssh": ("yes", {"ssh": True}),
     "start_port": ("7000", {"start_port": 7000}),
     "job_id": ("night", {"job_id": "night"}),
     "etcd_ca": ("ca.pem", {"etcd_ca": "ca.pem"}),

@@ -122,8 +122,23 @@ class Ssh:
         return channels
 
 
-def explain(host: str, python: str, code: int | None, said: str) -> str:
-    """Why there is no agent on this host: what to do about it, and ssh's own last words."""
+def explain(host: str, python: str, code: int | None, said: str, *, is_engine: bool = True) -> str:
+    """Why there is nobody of ours on this host: what to do about it, and ssh's own last words.
+
+    Args:
+        host: Its name.
+        python: The interpreter there.
+        code: What ssh ended with; None if it runs.
+        said: Its last words.
+        is_engine: Whoever reads this wrote ``Ssh(…)``, and not ``--ssh``.
+    """
+    key = "name it with identity=" if is_engine else "name it in ssh's configuration"
+    user = "user= says" if is_engine else "user@host says"
+    where = "say where Python is there with python="
+    other = "or name another interpreter with python="
+    if not is_engine:
+        where = "Python has to be there under the same path as here"
+        other = "in the environment under the same path"
     advice = ""
     if code == _NO_CONNECTION and "host key verification failed" in said.lower():
         advice = (
@@ -133,16 +148,16 @@ def explain(host: str, python: str, code: int | None, said: str) -> str:
     elif code == _NO_CONNECTION and "permission denied" in said.lower():
         advice = (
             f"{host} lets nobody in without a password: put a key into authorized_keys there, and "
-            "name it with identity= or load it into ssh-agent; user= says who logs in"
+            f"{key} or load it into ssh-agent; {user} who logs in"
         )
     elif code == _NO_CONNECTION:
         advice = f"there is no connection to {host}, or it broke; try `ssh {host} true`"
     elif code in _NO_PROGRAM:
-        advice = f"{host} has no {python}: say where Python is there with python="
+        advice = f"{host} has no {python}: {where}"
     elif "No module named" in said and "rankspawn" in said.rpartition("No module named")[2]:
         advice = (
             f"{python} on {host} has no rankspawn, or one without clusters: install the version "
-            "that is here, or name another interpreter with python="
+            f"that is here, {other}"
         )
     elif code is not None and code != 0 and not said:
         advice = f"ssh ended with code {code}"

@@ -60,8 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _configure(argv: Sequence[str]) -> LaunchConfig:
     """What was asked for, completed by the scheduler that we run under, if any."""
-    config = settle_runner(fill(read_config(argv, os.environ), os.environ))
-    if config.env_file is not None:
+    config = read_config(argv, os.environ)
+    # What is started from here on other machines looks for these there.
+    starts_here = not (config.hosts or config.ssh)
+    if starts_here:
+        config = settle_runner(fill(config, os.environ))
+    if starts_here and config.env_file is not None:
         from rankspawn.launch.env_file import with_env_file
 
         config = with_env_file(config)
@@ -76,7 +80,8 @@ def _launch(config: LaunchConfig, argv: Sequence[str]) -> int:
     """Run the job and say how it went, or what is wrong, to the end; the exit code."""
     with Signals() as signals:
         try:
-            exit_code = _run_job(config, argv, signals)
+            run = _run_elsewhere if config.hosts or config.ssh else _run_job
+            exit_code = run(config, argv, signals)
         except (UsageError, OSError) as error:
             exit_code = _complain(error)
         _wait_for_terminal(console.finish, signals)
@@ -85,6 +90,14 @@ def _launch(config: LaunchConfig, argv: Sequence[str]) -> int:
             # from the end of this block on the process cannot be asked to end any more.
             console.finish(_LONGEST_GOODBYE)
     return exit_code
+
+
+def _run_elsewhere(config: LaunchConfig, argv: Sequence[str], signals: Signals) -> int:
+    """Start a launcher on each host, and wait for them; the exit code."""
+    from rankspawn.launch.over_ssh import run_over_ssh
+
+    attach_to_logging()
+    return run_over_ssh(config, argv, signals)
 
 
 def _run_job(config: LaunchConfig, argv: Sequence[str], signals: Signals) -> int:

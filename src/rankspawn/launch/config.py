@@ -77,6 +77,8 @@ class LaunchConfig:
         prefix: What stands before each shown line, as a template.
         progress: There is a view of all ranks of this node.
         trace: The file that shows in the end what happened.
+        hosts: The machines on which launchers are to be started from here, as a list or a file.
+        ssh: They are started over ssh.
         env: Variables of the workers, which win over all others.
         env_file: A file with more of them.
         given: Fields that a flag or a variable filled, so that a scheduler fills others only.
@@ -139,6 +141,8 @@ class LaunchConfig:
     prefix: str | None = None
     progress: bool = False
     trace: str | None = None
+    hosts: str | None = None
+    ssh: bool = False
     # It may hold secrets.
     env: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     env_file: str | None = None
@@ -202,7 +206,9 @@ _COLLECTIVE_ONLY = {
 }
 # In a worker of ours these describe the job that it belongs to; a launch inside of it is a
 # matter of this machine alone.
-_OF_OUTER_JOB = frozenset({"PADDLE_MASTER", "PADDLE_NNODES", "PADDLE_LOG_DIR", "POD_IP"})
+_OF_OUTER_JOB = frozenset(
+    {"PADDLE_MASTER", "PADDLE_NNODES", "PADDLE_LOG_DIR", "POD_IP", "PADDLE_HOSTS", "PADDLE_SSH"}
+)
 
 
 def read_config(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchConfig:

@@ -74,6 +74,13 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "where they meet: host:port, http://host:port or etcd://host:port[,host:port…]; "
             "etcds:// is etcd over TLS",
         ),
+        Flag(
+            "hosts",
+            read.text,
+            "start this on each of these machines: a,b:2 (2 workers on b), or a file of such lines",
+            of=_OURS,
+        ),
+        Flag("ssh", read.switch, "by the program ssh; goes with --hosts", is_switch=True, of=_OURS),
         Flag("etcd_ca", read.text, "file with the authority of the etcd's certificates", of=_OURS),
         Flag("etcd_cert", read.text, "file with this client's certificate for the etcd", of=_OURS),
         Flag("etcd_key", read.text, "file with the key of that certificate", of=_OURS),

@@ -10,15 +10,10 @@ import threading
 import time
 
 from rankspawn.interrupts import ImpatientError, join_patiently
-from rankspawn.launch.command_line import (
-    all_flags,
-    read_torchruns_variables,
-    read_variables,
-    split_flags,
-)
 from rankspawn.launch.controllers.role_options import check_roles, role_terms
 from rankspawn.launch.controllers.roles import listed_nodes, own_place
 from rankspawn.launch.flags import UsageError, exit_code_of_error
+from rankspawn.launch.other_nodes import words_for_others
 from rankspawn.launch.rendezvous.etcd_access import EtcdAccess
 from rankspawn.launch.rendezvous.fence import LeaseTimes
 from rankspawn.launch.rendezvous.job_state import JobTerms
@@ -39,15 +34,6 @@ if TYPE_CHECKING:
     from rankspawn.plan.devices import Machine
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-# Flags that say something about one node only, or that the command for the others has anew.
-_NOT_FOR_OTHERS = frozenset(
-    {
-        *("master", "rank", "host", "nnodes", "node_rank", "master_addr", "master_port"),
-        *("local_addr", "rdzv_endpoint", "rdzv_backend"),
-    }
-)
-
 
 # Launchers of one machine are there after a moment; on several, each would wait at its own
 # loopback address for ever.
@@ -146,23 +132,9 @@ def command_for_others(
     """
     from shlex import join as quote
 
-    table = all_flags()
-    found, words = split_flags(argv, table)
     nodes = f"{config.min_nodes}:{config.max_nodes}" if config.is_elastic else config.max_nodes
-    flags = ["--master", master, "--nnodes", str(nodes)]
-    typed = {flag.field for flag, _ in found.values()}
-    variables = read_variables(environ, table, ignored=frozenset())
-    # Those that counted, which the command line may have overruled.
-    told = [(flag, text) for flag, text in variables.values() if flag.field in config.given - typed]
-    pet = [
-        both for name, both in read_torchruns_variables(environ, table).items() if name not in found
-    ]
-    for flag, text in (*found.values(), *pet, *told):
-        if flag.name not in _NOT_FOR_OTHERS:
-            for part in text.splitlines() if flag.repeats else [text]:
-                flags += [flag.written] if flag.is_bare else [flag.written, part]
-    if words and words[0].startswith("-"):
-        words.insert(0, "--")
+    same, words = words_for_others(argv, environ, config.given)
+    flags = ["--master", master, "--nnodes", str(nodes), *same]
     secret = f"RANKSPAWN_JOB_TOKEN={token} " if token else ""
     return f"{secret}{program} {quote([*flags, *words])}"
 
