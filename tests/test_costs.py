@@ -84,8 +84,8 @@ OF_RANKRUN = {
     *("plan", "plan.devices", "plan.environ", "plan.ports", "plan.resources", "plan.topology"),
     *("launch", "launch.agent", "launch.backoff", "launch.cli", "launch.command_line"),
     *("launch.config", "launch.console", "launch.controllers", "launch.controllers.collective"),
-    *("launch.flag", "launch.flag_values", "launch.flags", "launch.log_folder", "launch.merging"),
-    *("launch.node", "launch.pod", "launch.programs", "launch.scheduler_values"),
+    *("launch.flag", "launch.flag_values", "launch.flags", "launch.limits", "launch.log_folder"),
+    *("launch.merging", "launch.node", "launch.pod", "launch.programs", "launch.scheduler_values"),
     *("launch.schedulers", "launch.scripts", "launch.session"),
     *(
         "workers",

@@ -210,6 +210,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.ending: int | None = None
+        self._asks_where = False
         self._asked_at = 0.0
         self._to_pass_on: list[int] = []
         self._raises = self._raises_at_first = self._is_asked_again = False
@@ -217,7 +218,7 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self._pipe = SignalPipe()
-        for number in (*ENDING, *PASSED_ON):
+        for number in (*ENDING, *PASSED_ON, signal.SIGQUIT):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, self._note)
         # Without it a system collects the status of our workers before we can.
@@ -248,6 +249,27 @@ class Signals:
         taken, self._to_pass_on = self._to_pass_on, []
         return taken
 
+    def take_quit(self) -> bool:
+        """Whether somebody has asked with SIGQUIT where the workers are, since the last call."""
+        taken, self._asks_where = self._asks_where, False
+        return taken
+
+    @contextmanager
+    def quit_is_ours(self) -> Iterator[None]:
+        """In here programs are started that Ctrl and backslash in our terminal must not end.
+
+        What is executed either has a signal's default action or ignores it, as a shell's background
+        jobs do this one. Without a terminal nobody presses keys, and they have the default.
+        """
+        if signal.SIGQUIT not in self._before or not _has_terminal():
+            yield
+            return
+        signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGQUIT, self._note)
+
     @contextmanager
     def impatient(self, *, at_first: bool = False) -> Iterator[None]:
         """In here a further request to end raises :class:`ImpatientError`, once.
@@ -267,6 +289,9 @@ class Signals:
         if number in PASSED_ON:
             self._to_pass_on.append(number)
             return
+        if number == signal.SIGQUIT:
+            self._asks_where = True
+            return
         now = time.monotonic()
         is_first = self.ending is None
         if is_first:
@@ -281,3 +306,12 @@ class Signals:
     def _raise(self) -> None:
         self._raises = self._is_asked_again = False
         raise ImpatientError
+
+
+def _has_terminal() -> bool:
+    """Whether a terminal controls this process."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True

@@ -52,6 +52,7 @@ class FakePod:
         self.endings: list[Ending] = []
         self.is_done = self.is_empty = False
         self.lost: Outcome | None = None
+        self.running: dict[int, int] = {}
         self._log = log
         self._happens = happens
         self._event = os.eventfd(1)

@@ -72,6 +72,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "worker_num": ("2", {"trainer_num": 2}),
     "http_port": ("7777", {"gloo_port": 7777}),
     "timeout": ("90", {"timeout": 90.0}),
+    "stall_timeout": ("60", {"stall_timeout": 60.0}),
     "restart_exit_codes": ("1,75", {"restart_exit_codes": frozenset({1, 75})}),
     "no_restart_exit_codes": ("2", {"no_restart_exit_codes": frozenset({2})}),
     "tee_all": ("yes", {"tee_all": True}),

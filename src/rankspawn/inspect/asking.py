@@ -10,14 +10,15 @@ import os
 import re
 import shutil
 import subprocess
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 
 from rankspawn.workers.marker import open_process, send, wait_for_ends
 from rankspawn.workers.stacks import ask, say_who_waits
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rankspawn.inspect.finding import RankSeen, RunningJob
 
@@ -27,6 +28,7 @@ _NO_PY_SPY = (
 )
 _ENDED = "(it has ended)\n"
 _PY_SPY_SECONDS = 30.0
+_LOOK_SECONDS = 0.1
 _FRAME = re.compile(r"^\s+(.+?) \((.+):(\d+)\)$")
 
 
@@ -59,11 +61,18 @@ def stacks_of(job: RunningJob, ranks: Sequence[RankSeen]) -> dict[int, str]:
     stacks = {rank.rank: _ENDED for rank in ranks if not rank.is_alive}
     running = [rank for rank in ranks if rank.is_alive]
     stacks |= _ask([rank for rank in running if rank.file is not None])
-    for rank in running:
-        if rank.file is None:
-            stacks[rank.rank] = _ask_py_spy(rank.pid)
+    stacks |= ask_programs({rank.rank: rank.pid for rank in running if rank.file is None})
     pids = {rank.rank: rank.pid for rank in job.ranks}
     said = say_who_waits(pids, [rank.rank for rank in running], job.parent)
+    return {rank: said.get(rank, "") + stacks[rank] for rank in sorted(stacks)}
+
+
+def stacks_of_programs(
+    pids: Mapping[int, int], *, seconds: float, is_called_off: Callable[[], bool]
+) -> dict[int, str]:
+    """The same of programs that this process has started; see :func:`ask_programs`."""
+    said = say_who_waits(pids, pids)
+    stacks = ask_programs(pids, seconds=seconds, is_called_off=is_called_off)
     return {rank: said.get(rank, "") + stacks[rank] for rank in sorted(stacks)}
 
 
@@ -85,25 +94,60 @@ def _ask(ranks: Sequence[RankSeen]) -> dict[int, str]:
             os.close(fd)
 
 
-def _ask_py_spy(pid: int) -> str:
+def ask_programs(
+    pids: Mapping[int, int],
+    *,
+    seconds: float = _PY_SPY_SECONDS,
+    is_called_off: Callable[[], bool] = lambda: False,
+) -> dict[int, str]:
+    """Rank to where that program is, as py-spy has it, or why it is not known.
+
+    Args:
+        pids: Rank to its process, which nobody reaps meanwhile.
+        seconds: How long all of it may take.
+        is_called_off: Whether nobody wants to wait for it any more.
+    """
     program = shutil.which("py-spy")
     if program is None:
-        return _NO_PY_SPY
-    try:
-        done = subprocess.run(
-            [program, "dump", "--pid", str(pid)],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PY_SPY_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"(not known: py-spy: {error})\n"
-    if done.returncode:
-        return f"(not known: py-spy says: {' '.join(done.stderr.split())})\n"
-    return as_faulthandler(done.stdout)
+        return dict.fromkeys(pids, _NO_PY_SPY)
+    deadline = time.monotonic() + seconds
+    stacks: dict[int, str] = {}
+    asked: dict[int, subprocess.Popen[str]] = {}
+    with ExitStack() as held:
+        for rank, pid in pids.items():
+            try:
+                process = subprocess.Popen(
+                    [program, "dump", "--pid", str(pid)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                )
+            except OSError as error:
+                stacks[rank] = f"(not known: py-spy: {error})\n"
+                continue
+            held.enter_context(process)
+            held.callback(process.kill)
+            asked[rank] = process
+        for rank, process in asked.items():
+            stacks[rank] = _answer_of(process, deadline, is_called_off)
+    return stacks
+
+
+def _answer_of(
+    process: subprocess.Popen[str], deadline: float, is_called_off: Callable[[], bool]
+) -> str:
+    while True:
+        try:
+            text, errors = process.communicate(timeout=_LOOK_SECONDS)
+            break
+        except subprocess.TimeoutExpired:
+            if is_called_off() or time.monotonic() >= deadline:
+                return "(not known: py-spy did not answer in time)\n"
+    if process.returncode:
+        return f"(not known: py-spy says: {' '.join(errors.split())})\n"
+    return as_faulthandler(text)
 
 
 def as_faulthandler(text: str) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import time
 
 from rankspawn.interrupts import ImpatientError, Signals
 from rankspawn.launch.flags import UsageError
+from rankspawn.launch.limits import Limits, describe_where
 from rankspawn.launch.session import Cause, JobOver, JobResult, StartWorkers, StopWorkers, Waiting
 from rankspawn.supervise.outcome import signal_name
 from rankspawn.telling import get_logger
@@ -54,8 +54,8 @@ class Agent:
         self._started: StartWorkers | None = None
         # What the session knows about the pod.
         self._told_failed = self._told_done = False
-        # When the time of the job is over, from its first start on, and who ran then.
-        self._deadline: float | None = None
+        self._limits = Limits(here.config)
+        # Who ran when one of them was reached.
         self._still_running = ""
 
     def run(self, join: Callable[[], Session]) -> JobResult:
@@ -96,19 +96,10 @@ class Agent:
 
     @property
     def _own_end(self) -> Cause:
-        """Why this launcher ends the job: somebody wants it to, or the time is over."""
+        """Why this launcher ends the job: somebody wants it to, or a limit is reached."""
         if self._signals.ending is not None:
             return Cause("left", "", 128 + self._signals.ending)
-        limit = self._here.config.timeout
-        text = f"ended after {limit:g} s, the time that --timeout gives the whole job"
-        return Cause("left", text + self._still_running, _TIMED_OUT)
-
-    def _time_is_over(self) -> bool:
-        return self._deadline is not None and time.monotonic() >= self._deadline
-
-    def _time_left(self) -> float | None:
-        """Seconds to wait at most; None if there is no limit."""
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        return Cause("left", self._limits.why + self._still_running, _TIMED_OUT)
 
     def _follow(self, *, leaving: bool = False) -> JobResult | None:
         """Do what the session says until the job is over; None if a signal asks us to end."""
@@ -126,10 +117,10 @@ class Agent:
                     self._obey(instruction)
             # Between the look at the programs and what is told of them: Ctrl-C reaches them as
             # well, and those that it has ended have not failed.
-            if not leaving and (self._signals.ending is not None or self._time_is_over()):
+            if not leaving and (self._signals.ending is not None or self._limits.are_reached()):
                 return None
             if not self._tell():
-                self._selector.select(None if leaving else self._time_left())
+                self._selector.select(None if leaving else self._limits.seconds_left())
 
     def _leave(self) -> JobResult | None:
         """End what runs here and tell the others why; None if nobody wants to wait for that."""
@@ -138,6 +129,8 @@ class Agent:
             text = f"{self._own_name()} was ended by {name} to its launcher"
         else:
             self._still_running = self._name_running()
+            if self._pod is not None:
+                logger.error("where the ranks of this node are:\n%s", self._where(self._pod))
             text = f"{self._own_name()} was {self._own_end.text}"
         self._session.leave(text, exit_code=self._own_end.exit_code)
         self._end_pod()
@@ -179,14 +172,14 @@ class Agent:
         try:
             if not self._session.may_start(instruction):
                 return
-            self._pod, self._started = self._here.start(instruction), instruction
+            with self._signals.quit_is_ours():
+                self._pod, self._started = self._here.start(instruction), instruction
         except (OSError, UsageError) as error:
             self._session.not_started(instruction, error)
             return
         self._told_failed = self._told_done = False
         self.tries += 1
-        if self._deadline is None and self._here.config.timeout is not None:
-            self._deadline = time.monotonic() + self._here.config.timeout
+        self._limits.begin(self._pod)
         self._selector.register(self._pod, selectors.EVENT_READ)
 
     def _collect(self) -> None:
@@ -195,6 +188,13 @@ class Agent:
             for number in self._signals.take_to_pass_on():
                 self._pod.pass_on(number)
             self._pod.collect()
+        if self._signals.take_quit():
+            # At every level: it was asked for.
+            where = "no rank runs on this node" if self._pod is None else self._where(self._pod)
+            logger.critical("SIGQUIT\n%s", where)
+
+    def _where(self, pod: Pod) -> str:
+        return describe_where(pod.running, is_called_off=lambda: self._signals.ending is not None)
 
     def _tell(self) -> bool:
         """Tell the session what became of the programs; False if it knows all of it."""
@@ -259,6 +259,7 @@ class Agent:
         if pod is None or started is None:
             return
         self._pod = self._started = None
+        self._limits.end()
         self._selector.unregister(pod)
         try:
             with self._signals.impatient():

@@ -137,6 +137,12 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             of=_OURS,
         ),
         Flag(
+            "stall_timeout",
+            read.time_limit,
+            "seconds without output of any worker of this node after which the job is ended",
+            of=_OURS,
+        ),
+        Flag(
             "restart_exit_codes",
             read.exit_codes,
             "start again only after these exit codes of a failed worker, such as 1,75",

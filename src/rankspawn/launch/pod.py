@@ -206,6 +206,26 @@ class Pod:
         """How each one ended, in the order in which they were given."""
         return [self._ending(index) for index in range(len(self.specs))]
 
+    @property
+    def running(self) -> dict[int, int]:
+        """Rank to process of the trainers that run; on a node without any, of all programs."""
+        running = set(self._group.sentinels.values())
+        workers = self._group.workers
+        return {self.specs[i].rank: workers[i].popen.pid for i in self._shown_ones if i in running}
+
+    @property
+    def outputs(self) -> dict[int, list[str]]:
+        """Rank to the files that it prints to, of the same ones, running or not."""
+        logs, errors = self._logs, self._error_logs
+        return {
+            self.specs[i].rank: [path for path in (logs[i], errors[i]) if path is not None]
+            for i in self._shown_ones
+        }
+
+    @property
+    def _shown_ones(self) -> list[int]:
+        return sorted(self._trainers) or list(range(len(self.specs)))
+
     def pass_on(self, number: int) -> None:
         """Send a signal to all that run."""
         for index in self._group.sentinels.values():

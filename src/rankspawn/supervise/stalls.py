@@ -7,7 +7,31 @@ import time
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from rankspawn.supervise.group import Group, RankOutput
+    from collections.abc import Sequence
+    from typing import Protocol
+
+    from rankspawn.supervise.group import RankOutput
+
+    class Ranked(Protocol):
+        """One of them."""
+
+        @property
+        def rank(self) -> int:
+            """Its number."""
+
+    class Watched(Protocol):
+        """What is asked of a group to see signs of life: a part of ``Group``."""
+
+        @property
+        def processes(self) -> Sequence[Ranked]:
+            """Its ranks."""
+
+        def steps_of(self, index: int) -> bytes:
+            """Something that changes as the rank goes on."""
+
+        def open_output(self, index: int) -> RankOutput | None:
+            """Where what the rank prints can be read."""
+
 
 # Looks in the time without a sign of life that is allowed.
 _LOOKS = 10
@@ -28,13 +52,13 @@ class StallWatch:
         self.due: float = 0.0
         self.has_stalled: bool = False
         self._seconds = seconds
-        self._group: Group | None = None
+        self._group: Watched | None = None
         self._outputs: dict[int, RankOutput | None] = {}
         # By rank: what there was of it, and when that was new.
         self._signs: dict[int, tuple[bytes, int]] = {}
         self._heard: dict[int, float] = {}
 
-    def look(self, group: Group) -> None:
+    def look(self, group: Watched) -> None:
         """Note what is new, if it is time to."""
         now = time.monotonic()
         if now < self.due and group is self._group:
@@ -54,13 +78,16 @@ class StallWatch:
         """Who was last heard of when; empty if they have not stalled."""
         if not self.has_stalled:
             return ""
-        now = time.monotonic()
-        heard = sorted(self._heard.items(), key=lambda entry: (-entry[1], entry[0]))
-        parts = [f"rank {rank} {now - when:.1f} s ago" for rank, when in heard]
         return (
             f"no rank reported or printed anything for {self._seconds:g} s, and they were stopped "
-            f"(stall_timeout). Last heard of: {', '.join(parts)}.\n"
+            f"(stall_timeout). Last heard of: {self.last_heard()}.\n"
         )
+
+    def last_heard(self) -> str:
+        """Each rank with when that was, the last one first."""
+        now = time.monotonic()
+        heard = sorted(self._heard.items(), key=lambda entry: (-entry[1], entry[0]))
+        return ", ".join(f"rank {rank} {now - when:.1f} s ago" for rank, when in heard)
 
     def close(self) -> None:
         """Let go of what ranks print to."""
@@ -69,7 +96,7 @@ class StallWatch:
                 output.file.close()
         self._outputs = {}
 
-    def _begin(self, group: Group, now: float) -> None:
+    def _begin(self, group: Watched, now: float) -> None:
         """All ranks of a start were heard of when that was."""
         self.close()
         self._group = group
