@@ -90,6 +90,7 @@ OF_RANKRUN = {
     *(
         "workers",
         "workers.assembling",
+        "workers.board",
         "workers.execution",
         "workers.follow",
         "workers.group",

@@ -1,7 +1,8 @@
 """``rankspawn.report``: how far this rank is, for the parent and whoever looks.
 
-Runs in the worker, inside its innermost loop. It is a write into a file in memory, which never
-waits for a reader: for each call if somebody looks, else once a second.
+Runs in the worker, also in a program of ``rankrun``, inside its innermost loop. It is a write into
+a file in memory, which never waits for a reader: for each call if somebody looks, else once a
+second.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
+    from rankspawn.workers.board import Page
     from rankspawn.workers.report import Report
 
 # A value may be a tensor on a device, and reading it takes a while: not more often than this
@@ -54,23 +56,34 @@ def _find_reader(current: Report | None) -> None:
     """
     global _known_report, _write  # noqa: PLW0603 - the process is in this state, not an object
     _known_report = current
-    _write = None if current is None else _Writer(current).write
+    if current is not None:
+        from rankspawn.workers.report import LOOKED_AT
+
+        writer = _Writer(current, is_looked_at=bool(current.flags & LOOKED_AT))
+        current.write_steps = writer.write_late
+        _write = writer.write
+        return
+    from rankspawn.workers.board import open_page
+
+    page = open_page()
+    _write = None
+    if page is not None:
+        writer = _Writer(page, is_looked_at=page.is_looked_at)
+        page.at_end(writer.write_late)
+        _write = writer.write
 
 
 class _Writer:
     """Puts records of steps and values into the report of this rank."""
 
-    def __init__(self, rank_report: Report) -> None:
-        from rankspawn.workers.report import LOOKED_AT
-
+    def __init__(self, rank_report: Report | Page, *, is_looked_at: bool) -> None:
         self._rank_report = rank_report
-        self._is_looked_at = bool(rank_report.flags & LOOKED_AT)
+        self._is_looked_at = is_looked_at
         self._every_ns = _LOOKED_AT_EVERY_NS if self._is_looked_at else _UNSEEN_EVERY_NS
         self._serial = 0
         self._due_ns = 0
         # The last call of report(), while it is not written yet: a row has the values of its step.
         self._late: tuple[float | None, float | None, Mapping[str, Any]] | None = None
-        rank_report.write_steps = self.write_late
 
     def write(self, step: float | None, total: float | None, values: Mapping[str, Any]) -> None:
         """Write this at once, if it is due, or somebody looks and its values cost nothing."""

@@ -40,11 +40,19 @@ def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def pod(tmp_path: Path) -> SimpleNamespace:
     """Two trainers, each of which prints to two files."""
     outputs: dict[int, list[str]] = {}
+    steps = {4: b"", 5: b""}
     for rank in (4, 5):
         outputs[rank] = [str(tmp_path / f"{name}.{rank}") for name in ("out", "err")]
         for path in outputs[rank]:
             Path(path).touch()
-    return SimpleNamespace(has_trainers=True, is_done=False, failures=[], outputs=outputs)
+    return SimpleNamespace(
+        has_trainers=True,
+        is_done=False,
+        failures=[],
+        outputs=outputs,
+        steps=steps,
+        steps_of=lambda rank: steps[rank],
+    )
 
 
 def begun(pod: SimpleNamespace, **options: float) -> Limits:
@@ -74,12 +82,13 @@ def test_what_one_rank_prints_anywhere_is_enough(now: list[float], pod: SimpleNa
         prints(path)
         assert not limits.are_reached()
     now[0] += 9
+    pod.steps[4] = b"step 7"
     assert not limits.are_reached()
-    now[0] += 1
+    now[0] += 10
     assert limits.are_reached()
     assert limits.why == (
-        "ended after 10 s without output of any rank of this node (--stall_timeout); "
-        "last heard of: rank 5 10.0 s ago, rank 4 19.0 s ago"
+        "ended after 10 s without a report or output of any rank of this node (--stall_timeout); "
+        "last heard of: rank 4 10.0 s ago, rank 5 19.0 s ago"
     )
     limits.end()
     assert limits.seconds_left() is None
@@ -116,7 +125,7 @@ def test_a_start_is_a_sign_of_life_but_no_more_time(now: list[float], pod: Simpl
 
 
 def test_a_log_that_somebody_removed(tmp_path: Path) -> None:
-    gone = Prints({0: [str(tmp_path / "gone"), str(tmp_path / "gone as well")]})
+    gone = Prints({0: [str(tmp_path / "gone"), str(tmp_path / "gone as well")]}, lambda _: b"")
     assert gone.open_output(0) is None
     assert gone.steps_of(0) == b"0"
 
@@ -175,7 +184,9 @@ def test_ranks_that_print_nothing(tmp_path: Path, py_spy: Callable[[str], None])
 
     assert done.code == 124
     last = done.errors.splitlines()[-1]
-    assert last.startswith("rankrun: ended after 0.2 s without output of any rank of this node (")
+    assert last.startswith(
+        "rankrun: ended after 0.2 s without a report or output of any rank of this node ("
+    )
     assert last.endswith("; still running: rank 0, rank 1")
     assert "rankrun: where the ranks of this node are:\n--- rank 0 ---\n" in done.errors
     assert done.errors.count('  File "a.py", line 7 in f') == 2

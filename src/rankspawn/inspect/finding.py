@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rankspawn.inspect.labels import GroupLabel, RankLabel, read_group, read_rank
+from rankspawn.workers.board import BOARD_FILE, read_page
 from rankspawn.workers.marker import list_processes, ticks_since_boot, when_started
 from rankspawn.workers.meeting import ENTRY, FIRST_ENTRY_AT, count_listed
 from rankspawn.workers.outcome_file import read_header, read_steps
@@ -126,13 +127,15 @@ def _describe(label: GroupLabel, path: str, links: Mapping[str, str]) -> Running
         if each is not None and each.mark == label.mark
     }
     is_spawn = bool(label.what)
+    board = next((where for where, link in links.items() if BOARD_FILE in link), None)
     # Of a rank that has ended there is nothing left; the others tell what its number was.
     first = next((each.rank - index for index, (each, _) in reports.items()), 0)
     ranks = []
     for index, (pid, listed) in enumerate(processes):
         is_alive = _runs(pid, listed)
         if not is_spawn:
-            ranks.append(_program(index, pid, is_alive=is_alive))
+            steps = _steps_on(board, index)
+            ranks.append(_program(index, pid, steps, is_alive=is_alive))
             continue
         rank, where = reports.get(index, (RankLabel(label.mark, index, first + index, ""), None))
         ranks.append(_worker(rank, where, pid, is_alive=is_alive))
@@ -192,16 +195,28 @@ def _worker(label: RankLabel, path: str | None, pid: int, *, is_alive: bool) -> 
     return RankSeen(label.rank, pid, is_alive, label.device, state, path, steps, log)
 
 
-def _program(index: int, pid: int, *, is_alive: bool) -> RankSeen:
+def _steps_on(board: str | None, index: int) -> bytes:
+    """What a program has said on its launcher's board."""
+    if board is not None:
+        with suppress(OSError):  # it ended meanwhile
+            fd = os.open(board, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return read_page(fd, index)
+            finally:
+                os.close(fd)
+    return b""
+
+
+def _program(index: int, pid: int, steps: bytes, *, is_alive: bool) -> RankSeen:
     """A rank that is a program; its environment says what it was told to be."""
     if not is_alive:
-        return RankSeen(index, pid, is_alive, state="ended")
+        return RankSeen(index, pid, is_alive, state="ended", steps=steps)
     told = dict(word.partition("=")[::2] for word in _read_words(pid, "environ"))
     number = told.get("RANK") or told.get("PADDLE_TRAINER_ID") or ""
     words = (told.get("RANKSPAWN_DEVICE_TYPE"), told.get("RANKSPAWN_DEVICE"))
     device = " ".join(word for word in words if word)
     rank = int(number) if number.isascii() and number.isdecimal() else index
-    return RankSeen(rank, pid, is_alive, device, log=_log_of(pid))
+    return RankSeen(rank, pid, is_alive, device, steps=steps, log=_log_of(pid))
 
 
 def _log_of(pid: int) -> str | None:

@@ -70,7 +70,7 @@ class LaunchConfig:
         heter_workers: Endpoints of all stages one after the other; ``heter_worker_num`` has how
             many there are in each.
         timeout: Seconds for the whole job from its first start on; None for no limit.
-        stall_timeout: Seconds without output of any worker of this node; None for no limit.
+        stall_timeout: Seconds without a sign of any worker of this node; None for no limit.
         restart_exit_codes: The exit codes after which a failed worker is worth a restart; None
             for all but ``no_restart_exit_codes``.
         tee_all: What all ranks of this node print is shown.

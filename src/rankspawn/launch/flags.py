@@ -139,7 +139,7 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "stall_timeout",
             read.time_limit,
-            "seconds without output of any worker of this node after which the job is ended",
+            "seconds without a report or output of any worker of this node before the job is ended",
             of=_OURS,
         ),
         Flag(

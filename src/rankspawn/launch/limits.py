@@ -51,7 +51,10 @@ class Limits:
         if self._stall_timeout is not None:
             from rankspawn.supervise.stalls import StallWatch
 
-            self._prints, self._watch = Prints(pod.outputs), StallWatch(self._stall_timeout)
+            self._prints, self._watch = (
+                Prints(pod.outputs, pod.steps_of),
+                StallWatch(self._stall_timeout),
+            )
 
     def end(self) -> None:
         """There are no programs any more."""
@@ -68,8 +71,9 @@ class Limits:
             self._watch.look(self._prints)
             if self._watch.has_stalled:
                 self.why = (
-                    f"ended after {self._stall_timeout:g} s without output of any rank of this "
-                    f"node (--stall_timeout); last heard of: {self._watch.last_heard()}"
+                    f"ended after {self._stall_timeout:g} s without a report or output of "
+                    "any rank of this node (--stall_timeout); last heard of: "
+                    f"{self._watch.last_heard()}"
                 )
         return bool(self.why)
 
@@ -96,15 +100,20 @@ class Prints:
 
     Args:
         paths: Rank to the files that it prints to.
+        steps_of: What a rank has reported.
     """
 
-    def __init__(self, paths: Mapping[int, Sequence[str]]) -> None:
+    def __init__(
+        self, paths: Mapping[int, Sequence[str]], steps_of: Callable[[int], bytes]
+    ) -> None:
+        self._steps_of = steps_of
         self._paths = list(paths.values())
         self.processes: list[_Rank] = [_Rank(rank) for rank in paths]
 
     def steps_of(self, index: int) -> bytes:
-        """How much is in the files beside the first: a program reports no steps."""
-        return b" ".join(b"%d" % _size(path) for path in self._paths[index][1:])
+        """What it has reported, and how much is in the files beside the first."""
+        sizes = b" ".join(b"%d" % _size(path) for path in self._paths[index][1:])
+        return self._steps_of(self.processes[index].rank) + sizes
 
     def open_output(self, index: int) -> RankOutput | None:
         """The first of its files."""

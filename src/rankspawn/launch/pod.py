@@ -115,6 +115,7 @@ class Pod:
             [self._program(index) for index in range(len(self.specs))],
             grace=grace,
             keep_logs=keep_logs,
+            is_looked_at=shown is not None or traced is not None,
             resources=resources,
             store=store,
         )
@@ -221,6 +222,11 @@ class Pod:
             self.specs[i].rank: [path for path in (logs[i], errors[i]) if path is not None]
             for i in self._shown_ones
         }
+
+    def steps_of(self, rank: int) -> bytes:
+        """What one of these said last with ``rankspawn.report``, as a record."""
+        index = next(i for i in self._shown_ones if self.specs[i].rank == rank)
+        return self._group.steps_of(index)
 
     @property
     def _shown_ones(self) -> list[int]:

@@ -113,7 +113,7 @@ class _Program:
 
 
 class Programs:
-    """A group of programs as the view has groups: they print to logs, and report nothing."""
+    """A group of programs as the view has groups: they print to logs."""
 
     def __init__(self, group: WorkerGroup, logs: Sequence[str], starts: Sequence[int]) -> None:
         self._group, self._logs, self._starts = group, logs, starts

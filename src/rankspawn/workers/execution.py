@@ -12,9 +12,11 @@ from contextlib import contextmanager
 
 from rankspawn.values import dataclass, field
 from rankspawn.workers.assembling import assemble
+from rankspawn.workers.board import STEPS_VARIABLE, Board
 from rankspawn.workers.logs import open_log
 from rankspawn.workers.marker import VARIABLE, variable_value
 from rankspawn.workers.meeting import MEETING_VARIABLE
+from rankspawn.workers.outcome_file import TakenReport
 from rankspawn.workers.popen import adopt_child, explain_start_failure, whole_environment
 from rankspawn.workers.worker import Worker
 
@@ -55,11 +57,33 @@ class Program:
     cpus: frozenset[int] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramWorker(Worker):
+    """A program, which may say how far it is.
+
+    Attributes:
+        board: Where.
+        place: Its page there.
+    """
+
+    board: Board
+    place: int
+
+    def steps(self) -> bytes:
+        """What it said last with ``rankspawn.report``, as a record."""
+        return self.board.read(self.place)
+
+    def take_report(self) -> TakenReport:
+        """What it said last; the board is closed after that."""
+        return TakenReport("", None, self.steps())
+
+
 def start_programs(
     programs: Sequence[Program],
     *,
     grace: float,
     keep_logs: bool,
+    is_looked_at: bool = False,
     resources: Sequence[Closable] = (),
     store: AgentStore | None = None,
 ) -> WorkerGroup:
@@ -69,19 +93,22 @@ def start_programs(
         programs: What to execute.
         grace: Seconds that they get to end, if this process dies.
         keep_logs: Logs go on where they ended.
+        is_looked_at: Somebody looks all the time at how far they are.
         resources: What they need while they run; closed with the group.
         store: Hosts torch's store; started before them, closed with the group.
 
     Raises:
         OSError: One of them could not be started; those before it were killed.
     """
+    board = Board()
 
     def start(mark: str, place: str, _: Owned, started: list[Worker]) -> None:
         for program in programs:
             marks = variable_value(mark)
             if program.second_mark is not None:
                 marks += f"/{program.second_mark}"
-            common = {VARIABLE: marks, MEETING_VARIABLE: place}
+            steps = board.address(len(started), is_looked_at=is_looked_at)
+            common = {VARIABLE: marks, MEETING_VARIABLE: place, STEPS_VARIABLE: steps}
             environ = whole_environment({**program.changes, **common}, has_log=True)
             try:
                 popen = _execute(program, environ, keep_log=keep_logs)
@@ -89,9 +116,12 @@ def start_programs(
                 story = explain_start_failure(error, environ, len(started), len(programs))
                 error.add_note(story)
                 raise
-            started.append(Worker(program.rank, program.name, popen, program.log))
+            index = len(started)
+            started.append(
+                ProgramWorker(program.rank, program.name, popen, program.log, board, index)
+            )
 
-    return assemble(start, grace=grace, resources=resources, store=store)
+    return assemble(start, grace=grace, resources=[*resources, board], store=store)
 
 
 def _execute(program: Program, environ: Mapping[str, str], *, keep_log: bool) -> WorkerPopen:
