@@ -73,6 +73,7 @@ def test_none_is_the_same_as_not_given() -> None:
         ("env", {"A": "1", "B": None}, {"A": "1", "B": None}),
         ("env", make_env, make_env),
         ("logging", "inherit", "inherit"),
+        ("logging", "relay", "relay"),
         ("stall_timeout", 3, 3.0),
         ("stacks", False, False),
         ("keep_alive_on_failure", True, True),

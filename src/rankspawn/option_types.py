@@ -90,9 +90,10 @@ class CommonOptions(TypedDict, total=False):
     keep_alive_on_failure: bool | None
     """When a rank fails, nothing is stopped before Ctrl-C."""
 
-    logging: Literal["inherit"] | None
+    logging: Literal["inherit", "relay"] | None
     """``inherit``: the ranks' ``logging`` has the levels and formats of this program's; the default
-    if it has set up its own. None, given: they have none of it."""
+    if it has set up its own. ``relay``: its handlers get the ranks' records, with ``record.rank``
+    and ``record.device``. None, given: they have none of it."""
 
     debug: SupportsIndex | str | None
     """The rank that gets the terminal, for ``breakpoint()``; with ``"1,hold"`` the others wait at

@@ -23,7 +23,7 @@ BACKENDS = ("auto", "nccl", "bkcl", "xccl", "gloo", "cpu")
 ON_FAILURE = ("stop", "continue")
 START_METHODS = ("spawn", "fork", "forkserver")
 # "auto" is what is meant if nothing is given.
-LOGGING = ("inherit", "auto")
+LOGGING = ("inherit", "relay", "auto")
 # Those of plan.numa, which is loaded by whoever asks for one.
 BINDINGS = ("node", "socket", "exclusive", "core-complex")
 

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from rankspawn.caller import file_of_caller, in_notebook, warn_caller
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from rankspawn.plan.topology import Topology
     from rankspawn.supervise.group import Group, Spectator
     from rankspawn.trace.recorder import Recorder
+    from rankspawn.view.relay import LogRelay
     from rankspawn.view.request import ShowRequest
     from rankspawn.view.sources import Place
     from rankspawn.workers.agent_store import AgentStore
@@ -95,7 +97,10 @@ def spawn_ranks(
         from rankspawn.workers.agent_store import check_torch
 
         check_torch()
-    start = _starter(task, job, settings)
+    relay = _log_relay(job)
+    if relay is not None:
+        spectators.append(relay)
+    start = _starter(task, job, settings, relay)
     # Who asks whether it is one of Paddle's is told so.
     make = also(MultiprocessContext, "paddle.distributed.spawn", "MultiprocessContext")
     return start_context(
@@ -147,7 +152,11 @@ def _settings(options: SpawnOptions, *, daemon: bool, inherits_logging: bool) ->
 
 def _captured_logging(options: SpawnOptions, *, wanted: bool) -> bytes | None:
     """How ``logging`` is set up here, if ranks are to have the same."""
-    if not wanted or (options.logging == "auto" and "logging" not in sys.modules):
+    if (
+        not wanted
+        or options.logging == "relay"
+        or (options.logging == "auto" and "logging" not in sys.modules)
+    ):
         return None
     from rankspawn.workers.log_capture import capture, is_configured
 
@@ -216,17 +225,30 @@ def _places(job: Job) -> list[Place]:
     return places
 
 
-def _starter(task: Task, job: Job, settings: StartSettings) -> Callable[[int], WorkerGroup]:
+def _log_relay(job: Job) -> LogRelay | None:
+    """Who hands what ranks log to this program's handlers, if that was asked for."""
+    if job.options.logging != "relay":
+        return None
+    from rankspawn.view.relay import LogRelay, check_relay
+
+    check_relay()
+    return LogRelay(_places(job))
+
+
+def _starter(
+    task: Task, job: Job, settings: StartSettings, relay: LogRelay | None
+) -> Callable[[int], WorkerGroup]:
     """A function that starts the group, each time on fresh ports."""
     options = job.options
     run_id = os.urandom(16).hex()
 
     def start(restart_count: int) -> WorkerGroup:
         make_room_for_descriptors(_descriptors_per_rank(options) * job.resources.nprocs)
-        ports = hold_ports(job.topology)
-        group = start_planned(
-            task, job, ports, settings, show=_show, run_id=run_id, restart_count=restart_count
-        )
+        with nullcontext(settings) if relay is None else relay.opened(settings) as own:
+            ports = hold_ports(job.topology)
+            group = start_planned(
+                task, job, ports, own, show=_show, run_id=run_id, restart_count=restart_count
+            )
         group.stops_on_failure = options.on_failure == "stop"
         return group
 

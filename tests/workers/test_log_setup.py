@@ -81,7 +81,7 @@ def inherited(logger: logging.Logger) -> list[InheritedHandler]:
     """What a rank makes of it, in place of what there was."""
     setup = log_capture.capture()
     logger.handlers.clear()
-    log_setup.apply(setup)
+    log_setup.apply(setup, 0)
     return [handler for handler in logger.handlers if isinstance(handler, InheritedHandler)]
 
 

@@ -66,6 +66,11 @@ def check_options(options: SpawnOptions) -> None:
     for name, why in _NOT_HERE.items():
         if getattr(options, name) != getattr(usual, name):
             raise ValueError(f"{name} and cluster cannot be given at once: {why}")
+    if options.logging == "relay":
+        raise ValueError(
+            "logging='relay' and cluster cannot be given at once: records come from ranks of this "
+            "machine only"
+        )
     if options.start_method == "fork":
         raise ValueError(
             "start_method='fork' copies this process, which other machines do not have: use "

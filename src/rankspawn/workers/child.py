@@ -261,7 +261,7 @@ def prepare(rank: int, tracker: int, setting: dict[str, Any]) -> None:
     if setting["logging"] is not None:
         from rankspawn.workers.log_setup import apply
 
-        apply(setting["logging"])
+        apply(setting["logging"], rank)
     if setting["main"] is not None:
         from rankspawn.workers.main_module import import_main
 

@@ -113,7 +113,7 @@ class ForkLauncher:
                 null=self._null.fileno(),
                 failure_event=failure_event.fileno(),
                 mark=self._mark.fileno(),
-                has_logging=settings.logging is not None,
+                logging=settings.logging,
             )
         self._encode = functools.cache(os.fsencode)
         # What is still buffered would be printed by every worker once more.
@@ -184,16 +184,15 @@ class CommonToForks:
         null: Descriptor of the null device, which is their input.
         failure_event: Descriptor that wakes the parent.
         mark: Descriptor of the job's mark.
-        has_logging: Handlers of the parent are to write to the workers' streams.
+        logging: What workers are to do with the handlers of the parent, if anything.
     """
 
     def __init__(
-        self, *, null: int, failure_event: int, mark: int, has_logging: bool = False
+        self, *, null: int, failure_event: int, mark: int, logging: bytes | None = None
     ) -> None:
+        self.logging = logging
         # The streams that such handlers may write to.
-        self.logged_to: tuple[TextIO, TextIO] | None = (
-            (sys.stdout, sys.stderr) if has_logging else None
-        )
+        self.logged_to: tuple[TextIO | None, TextIO | None] = (sys.stdout, sys.stderr)
         self.null = null
         self.failure_event = failure_event
         self.mark = mark
@@ -254,6 +253,7 @@ class ForkedWorker:
         self._changes = changes
         self._common = common
         self._outcome_file = spec.outcome_file.fileno()
+        self._rank = spec.rank
         log = spec.output.target
         self._log = [] if log is None else [log.fileno()]
         # What it takes over from the parent, which closes the rest in it.
@@ -314,10 +314,10 @@ class ForkedWorker:
         if not self._common.has_chosen_method:
             give_method("fork")
         self._take_input()
-        if self._common.logged_to is not None:
-            from rankspawn.workers.log_setup import follow_streams
+        if self._common.logging is not None:
+            from rankspawn.workers.log_setup import apply_in_fork
 
-            follow_streams(self._common.logged_to)
+            apply_in_fork(self._common.logging, self._rank, self._common.logged_to)
         change_environment(self._changes)
         take_cpus()
         return self._call

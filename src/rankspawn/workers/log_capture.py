@@ -27,16 +27,23 @@ def is_configured() -> bool:
     return any(_real_handlers(logger) for _, logger in _loggers())
 
 
-def capture() -> bytes:
-    """The set-up, for :func:`rankspawn.workers.log_setup.apply`."""
+def capture(relayed_to: tuple[int, int, int, int] | None = None) -> bytes:
+    """The set-up, for :func:`rankspawn.workers.log_setup.apply`.
+
+    Args:
+        relayed_to: The file that gets all records, in place of handlers: whose it is, its number
+            there, device and inode.
+    """
+    describe = _describe_handlers if relayed_to is None else _describe_relayed
     loggers = [
-        (name, logger.level, logger.propagate, logger.disabled, _describe_handlers(logger))
+        (name, logger.level, logger.propagate, logger.disabled, describe(logger))
         for name, logger in _loggers()
     ]
     is_default: tuple[Any, ...] = (logging.NOTSET, True, False, [])
     kept = [entry for entry in loggers if entry[1:] != is_default]
     names = {level: logging.getLevelName(level) for level in _own_levels()}
-    setup = {"disable": logging.root.manager.disable, "names": names, "loggers": kept}
+    disable = logging.root.manager.disable
+    setup = {"disable": disable, "names": names, "loggers": kept, "relayed_to": relayed_to}
     return pickle.dumps(setup)
 
 
@@ -90,6 +97,12 @@ def _describe_handlers(logger: logging.Logger) -> list[tuple[str, int, Any, Any]
         (kind, handler.level, _pack_formatter(handler.formatter), _pack(list(handler.filters)))
         for kind, handler in chosen
     ]
+
+
+def _describe_relayed(logger: logging.Logger) -> list[None]:
+    """One, where a record would go no further: each comes to the parent once."""
+    is_last = logger is logging.root or (logger.handlers and not logger.propagate)
+    return [None] if is_last else []
 
 
 def _pack_formatter(formatter: logging.Formatter | None) -> tuple[bytes | None, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import pickle
 import sys
 
@@ -52,6 +53,56 @@ class InheritedHandler(logging.Handler):
             self.handleError(record)
 
 
+class RelayingHandler(logging.Handler):
+    """Appends records to a file of the parent, who has the handlers.
+
+    Args:
+        address: Whose file it is, its number there, its device and inode.
+        rank: Of this worker.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, address: tuple[int, int, int, int], rank: int) -> None:
+        super().__init__()
+        from rankspawn.workers.log_frames import pack_record  # for those who relay only
+
+        self._pack = pack_record
+        self._path = f"/proc/{address[0]}/fd/{address[1]}"
+        self._identity = address[2:]
+        self._rank = rank
+        self._fd = self._open()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append one record; nobody has to read it for that."""
+        try:
+            data = memoryview(self._pack(record, self._rank))
+            # The program may have closed it, and have a file of its own by this number.
+            if not self._is_ours(self._fd):
+                self._fd = self._open()
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except RecursionError:
+            raise
+        except Exception:  # as logging's own handlers do
+            self.handleError(record)
+
+    def _open(self) -> int:
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        if not self._is_ours(fd):
+            os.close(fd)
+            raise FileNotFoundError(f"{self._path} is another file by now")
+        return fd
+
+    def _is_ours(self, fd: int) -> bool:
+        try:
+            status = os.fstat(fd)
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._identity
+
+
 def _shows_lines(handler: logging.Handler) -> bool:
     is_stream = isinstance(handler, logging.StreamHandler)
     # Rich's, for one, is no StreamHandler, but has a console.
@@ -60,9 +111,11 @@ def _shows_lines(handler: logging.Handler) -> bool:
     )
 
 
-def apply(setup: bytes) -> None:
+def apply(setup: bytes, rank: int) -> None:
     """Set up ``logging`` as the parent has it; see :mod:`rankspawn.workers.log_capture`."""
     told: dict[str, Any] = pickle.loads(setup)
+    relayed_to = told["relayed_to"]
+    relaying = None if relayed_to is None else _make_relaying(relayed_to, rank)
     for level, name in told["names"].items():
         logging.addLevelName(level, name)
     logging.disable(told["disable"])
@@ -71,8 +124,17 @@ def apply(setup: bytes) -> None:
         logger.setLevel(level)
         logger.propagate, logger.disabled = propagate, disabled
         for handler in handlers:
-            logger.addHandler(_make_handler(logger, *handler))
-    _let_basic_config_replace()
+            logger.addHandler(relaying or _make_handler(logger, *handler))
+    if relaying is None:
+        _let_basic_config_replace()
+
+
+def _make_relaying(address: tuple[int, int, int, int], rank: int) -> logging.Handler:
+    """The handler of a rank; where it cannot reach its parent, one that shows plain lines."""
+    try:
+        return RelayingHandler(address, rank)
+    except OSError:
+        return _make_handler(logging.root, "stderr", logging.NOTSET, (None, None), None)
 
 
 def _make_handler(
@@ -106,6 +168,23 @@ def _let_basic_config_replace() -> None:
         configure(**options)
 
     logging.basicConfig = replace_and_configure
+
+
+def apply_in_fork(setup: bytes, rank: int, before: Sequence[TextIO | None]) -> None:
+    """The same in a forked worker, which has what the parent has.
+
+    Args:
+        setup: What was captured.
+        rank: Of this worker.
+        before: The parent's standard output and errors.
+    """
+    if pickle.loads(setup)["relayed_to"] is None:
+        follow_streams(before)
+        return
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger):
+            logger.handlers = []  # not closed: what they write to is the parent's
+    apply(setup, rank)
 
 
 def follow_streams(before: Sequence[TextIO | None]) -> None:
