@@ -130,7 +130,7 @@ for module in FRAMEWORKS:
 def notebooks(session: nox.Session) -> None:
     """Tests in real notebooks."""
     session.install("-q", "-e", ".[test,test-notebook]")
-    session.run("python", "-m", "pytest", "-q", "-m", "interop", "tests/view")
+    session.run("python", "-m", "pytest", "-q", "-m", "interop", "tests/view", "tests/test_docs.py")
 
 
 @nox.session(python=MAIN)

@@ -64,6 +64,7 @@ parallel
 cluster
 howto/notebooks
 howto/logs
+howto/debug
 howto/logging
 howto/trace
 howto/look

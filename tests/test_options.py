@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rankspawn.option_types import Options
-from rankspawn.option_values import DebugRequest
+from rankspawn.option_values import DebugpyRequest, DebugRequest
 from rankspawn.options import (
     _DEPRECATED,
     _READERS,
@@ -81,6 +81,9 @@ def test_none_is_the_same_as_not_given() -> None:
         ("debug", "2", DebugRequest(2)),
         ("debug", "hold", DebugRequest(0, holds=True)),
         ("debug", "1, hold", DebugRequest(1, holds=True)),
+        ("debugpy", 1, DebugpyRequest(1)),
+        ("debugpy", "2, wait", DebugpyRequest(2, waits=True)),
+        ("debugpy", "all", DebugpyRequest(None)),
         ("timeout", 3, 3.0),
         ("timeout", np.float32(0.5), 0.5),
         ("timeout", float("inf"), None),
@@ -162,6 +165,8 @@ def test_a_start_method_that_the_platform_lacks_is_an_error(
         ("env", {"A\0": "1"}, ValueError, "cannot be a variable's name"),
         ("env", {"": "1"}, ValueError, "cannot be a variable's name"),
         ("env", {"A": "\0"}, ValueError, "NUL"),
+        ("debugpy", "one", ValueError, "debugpy='one' is no rank: give one such as 1, or 'all'"),
+        ("debugpy", "1,hold", ValueError, "debugpy='1,hold' is no rank"),
         ("debug", -1, ValueError, "debug=-1 is out of range"),
         ("debug", "one", ValueError, "debug='one' is no rank: give one such as 1, 'hold'"),
         ("debug", "1,", ValueError, "debug='1,' is no rank"),

@@ -99,6 +99,10 @@ class CommonOptions(TypedDict, total=False):
     """The rank that gets the terminal, for ``breakpoint()``; with ``"1,hold"`` the others wait at
     the breakpoints that rank 1 is at, ``"hold"`` is the same of rank 0."""
 
+    debugpy: SupportsIndex | str | None
+    """A rank, or ``"all"``: it listens for the debugger of an editor (debugpy), and says where;
+    with ``"1,wait"`` it begins once that is there."""
+
     preload: str | Sequence[str] | None
     """Modules that the fork server imports once, before it forks; ``forkserver`` only.
     ``"main"`` stands for what the main module imports."""

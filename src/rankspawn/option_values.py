@@ -98,6 +98,36 @@ def read_debug(name: str, value: Any) -> DebugRequest:
     return DebugRequest(int(rank or 0), holds)
 
 
+@dataclass(frozen=True, slots=True)
+class DebugpyRequest:
+    """Which ranks an editor's debugger can be attached to.
+
+    Attributes:
+        rank: That rank; None for all.
+        waits: It begins once a debugger is there.
+    """
+
+    rank: int | None
+    waits: bool = False
+
+    def __str__(self) -> str:
+        who = "all" if self.rank is None else str(self.rank)
+        return f"{who},wait" if self.waits else who
+
+
+def read_debugpy(name: str, value: Any) -> DebugpyRequest:
+    """A rank, or ``"all"``; with ``",wait"`` after it they wait for the debugger."""
+    if not isinstance(value, str):
+        return DebugpyRequest(read_count(name, value, least=0))
+    who, comma, word = value.replace(" ", "").partition(",")
+    if not (who == "all" or who.isdecimal()) or (comma and word != "wait"):
+        raise ValueError(
+            f"{name}={value!r} is no rank: give one such as 1, or 'all'; with '1,wait' it waits "
+            "until a debugger is there"
+        )
+    return DebugpyRequest(None if who == "all" else int(who), bool(comma))
+
+
 def read_seconds(name: str, value: Any, *, positive: bool) -> float:
     """A duration in seconds; NaN and negative durations are errors."""
     allowed = f"a {'positive' if positive else 'non-negative'} number of seconds"

@@ -63,6 +63,7 @@ class SpawnOptions:
     keep_alive_on_failure: bool = False
     logging: str = "auto"
     debug: read.DebugRequest | None = None
+    debugpy: read.DebugpyRequest | None = None
     preload: tuple[str, ...] = ()
     max_restarts: int = 0
     on_failure: str = "stop"
@@ -317,6 +318,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "keep_alive_on_failure": read.read_flag,
     "logging": lambda name, value: read.read_choice(name, value, LOGGING),
     "debug": read.read_debug,
+    "debugpy": read.read_debugpy,
     "preload": read.read_modules,
     "max_restarts": lambda name, value: read.read_count(name, value, least=0),
     "on_failure": lambda name, value: read.read_choice(name, value, ON_FAILURE),

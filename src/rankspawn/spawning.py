@@ -193,6 +193,10 @@ def _spectators(job: Job) -> list[Spectator]:
 
         check_terminal(f"debug={options.debug}", in_notebook=in_notebook())
         spectators.append(LentTerminal(options.debug.rank))
+    if options.debugpy is not None:
+        from rankspawn.plan.debuggers import check_debugpy
+
+        check_debugpy(options, world_size)
     spectators.append(StacksOnQuit())
     return spectators
 
@@ -289,6 +293,7 @@ def start_planned(
     """
     options = job.options
     store: AgentStore | None = None
+    resources = [ports]
     try:
         plan = make_plan(job, ports.ports, run_id=run_id, restart_count=restart_count)
         if options.numa is not None:
@@ -299,15 +304,25 @@ def start_planned(
             show(describe(plan))
         if options.agent_store:
             store = _make_store(job.topology, ports.ports[0])
+        environments = [_with_debugged(spec.env, options) for spec in plan.ranks]
+        if options.debugpy is not None:
+            from rankspawn.plan.debuggers import DEBUGPY_VARIABLE, hold_debug_ports
+
+            ranks = [spec.rank for spec in plan.ranks]
+            held, told = hold_debug_ports(options.debugpy, ranks)
+            resources.append(held)
+            for changes, value in zip(environments, told, strict=True):
+                changes[DEBUGPY_VARIABLE] = value
     except BaseException:
-        ports.close()
+        for each in resources:
+            each.close()
         raise
     return start_group(
         task,
-        [_with_debugged(spec.env, options) for spec in plan.ranks],
+        environments,
         settings,
         grace=options.grace_period,
-        resources=[ports],
+        resources=resources,
         first_rank=plan.ranks[0].rank,
         is_restart=restart_count > 0,
         store=store,

@@ -51,6 +51,7 @@ _NOT_HERE = {
     "started_port": "each node takes free ports",
     "use_paddlecloud": "the engine says what nodes there are",
     "debug": "ranks on other machines have no terminal here",
+    "debugpy": "ranks on other machines listen at no port of this one",
     "trace": "a trace is of one machine",
 }
 _PREFIX = "[{host} rank {rank}] "

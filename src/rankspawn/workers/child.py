@@ -169,6 +169,10 @@ def work(
         raw_signal.pthread_sigmask(raw_signal.SIG_UNBLOCK, blocked)
         task = get_task()
         refuse_breakpoints()
+        if (asked := os.environ.get("RANKSPAWN_DEBUGPY")) is not None:
+            from rankspawn.workers.remote_debugger import listen
+
+            listen(asked)
         loaded = True
         report.stage(IN_FUNCTION)
         value = task()
