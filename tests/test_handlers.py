@@ -305,6 +305,8 @@ TRACED = ("rankspawn", "contextlib", "multiprocessing", "subprocess")
 UNTRACED = (
     # Reads of the machine before anything is started: its files go with their frame.
     "rankspawn.machine",
+    # Makes values, in many lines, and opens nothing.
+    "rankspawn.values",
     # Walks through all classes of this process, which are thousands, and opens nothing.
     "rankspawn.workers.known_classes",
     # Holds a lock of its own at the end of a block, where a tracer can raise, and no handler can.
