@@ -199,6 +199,11 @@ class _Stage:
                 self._live = None
                 live.stop()
 
+    @property
+    def has_tables(self) -> bool:
+        """Without the lock: whoever draws may wait for a terminal."""
+        return bool(self._tables)
+
     @contextmanager
     def _used_by(self, board: LiveBoard) -> Iterator[None]:
         """Have what is drawn in here go to this board's screen, and no other thread draw."""
@@ -277,6 +282,11 @@ class _File:
 
 
 _stage = _Stage()
+
+
+def shows_tables() -> bool:
+    """Whether any table stands on a terminal now."""
+    return _stage.has_tables
 
 
 def _forget() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -52,7 +53,7 @@ def stop_workers(group: WorkerGroup, grace: float, mark: str, *, interrupted: bo
     deadline = began + grace
     reason = _INTERRUPTED
     try:
-        if interrupted and not group.all_ended:
+        if interrupted and not group.all_ended and not _shows_table():
             count = len(group.sentinels)
             logger.warning(
                 "interrupted: %d workers have %g s to end; interrupt again to kill them",
@@ -76,6 +77,12 @@ def stop_workers(group: WorkerGroup, grace: float, mark: str, *, interrupted: bo
         reason = _OVERDUE
     finally:  # a second Ctrl-C raises in one of the waits above, which cuts the grace period short
         kill_now(group, mark, reason)
+
+
+def _shows_table() -> bool:
+    """Whether a live table stands on the terminal: words beside it would have it drawn twice."""
+    live = sys.modules.get("rankspawn.view.live")
+    return live is not None and bool(live.shows_tables())
 
 
 def _is_in_foreground() -> bool:
