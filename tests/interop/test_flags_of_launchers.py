@@ -186,6 +186,7 @@ MORE = {
     "PYTHONUNBUFFERED": "output is in the logs at once, also that of a worker's own Pythons",
     "RANKSPAWN_JOB": "by which what a rank leaves running is found",
     "RANKSPAWN_MEETING": "where ranks find the memory that they share",
+    "RANKSPAWN_STEPS": "where rankspawn.report writes how far a rank is",
 }
 RUN_ID = {"TORCHELASTIC_RUN_ID": "drawn by chance, if --rdzv-id gives none"}
 

@@ -44,7 +44,7 @@ def test_example_with_a_live_view(session: Session) -> None:
 
 def test_a_tensor_is_reported_as_its_number() -> None:
     torch = pytest.importorskip("torch")
-    from rankspawn.reporting import _text_of
+    from rankspawn.reporting import _plain
 
-    assert _text_of(torch.tensor(0.25)) == "0.25"
-    assert _text_of(torch.tensor([1.0, 2.0])) != ""
+    assert _plain(torch.tensor(0.25)) == 0.25
+    assert _plain(torch.tensor([1.0, 2.0])) != ""
