@@ -22,12 +22,15 @@ from rankspawn.cli import main
 from rankspawn.inspect import showing
 from rankspawn.inspect.asking import stacks_of
 from rankspawn.inspect.finding import RunningJob, find_jobs
+from rankspawn.workers import forked
+from rankspawn.workers.inherited import redirect_output
 from rankspawn.workers.tail import Growth
 from tests import jobs, rights
 from tests.jobs import DEADLOCK
 from tests.launch.running import COMMAND, environment, write_script
 
 ME = str(os.getpid())
+HERE = ["[rank 0] here is 0", "[rank 1] here is 1"]
 FORK: Any = {"backend": "cpu", "start_method": "fork"}
 
 
@@ -74,10 +77,7 @@ def test_a_group_is_seen_with_all_that_it_reports(
         assert all("in report_and_wait" in text for text in stacks.values())
 
         assert main(["logs", ME]) == 0
-        assert sorted(capfd.readouterr().out.splitlines()) == [
-            "[rank 0] here is 0",
-            "[rank 1] here is 1",
-        ]
+        assert sorted(capfd.readouterr().out.splitlines()) == HERE
         assert main(["logs", ME, "--rank", "1"]) == 0
         assert capfd.readouterr().out == "here is 1\n"
         assert main(["stacks", ME, "--rank", "5"]) == 1
@@ -100,10 +100,36 @@ def test_logs_are_followed_to_the_end_of_the_ranks(
 
         monkeypatch.setattr(Growth, "wait", wait)
         assert main(["logs", ME, "--follow"]) == 0
-    assert sorted(capfd.readouterr().out.splitlines()) == [
-        "[rank 0] here is 0",
-        "[rank 1] here is 1",
-    ]
+    assert sorted(capfd.readouterr().out.splitlines()) == HERE
+
+
+def test_a_log_that_a_rank_opens_late_is_followed(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A rank under way prints to where its parent does, until it has opened its own log."""
+    looked = tmp_path / "looked"
+
+    def redirect(log: int) -> None:
+        while not looked.exists():
+            time.sleep(0.01)
+        redirect_output(log)
+
+    monkeypatch.setattr(forked, "redirect_output", redirect)
+    logs = tmp_path / "logs"
+    options: Any = {"log_dir": str(logs), **FORK}
+    with rankspawn.spawn(jobs.report_and_wait, nprocs=2, join=False, **options) as context:
+        monkeypatch.undo()
+
+        def wait(_: Growth, timeout: float | None = None) -> None:
+            assert timeout
+            looked.touch()
+            if sum(path.read_text().count("\n") for path in logs.iterdir()) == 2:
+                context.terminate()
+            time.sleep(0.01)
+
+        monkeypatch.setattr(Growth, "wait", wait)
+        assert main(["logs", ME, "--follow"]) == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == HERE
 
 
 def test_what_has_no_logs_says_where_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,7 +279,11 @@ def test_a_job_of_rankrun(
             assert launcher.stdout is not None
             while b"ready" not in launcher.stdout.readline():
                 assert launcher.poll() is None
-            (job,) = jobs_of(launcher.pid)
+            # The first rank may be ready before the launcher has listed them.
+            deadline = time.monotonic() + DEADLOCK
+            while len((job := jobs_of(launcher.pid)[0]).ranks) < 2:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
             assert (job.kind, job.what) == ("rankrun", "train.py --lr 1")
             assert [(rank.rank, rank.device) for rank in job.ranks] == [(0, "cpu"), (1, "cpu")]
             assert job.ranks[1].log == str(tmp_path / "log" / "workerlog.1")

@@ -12,9 +12,6 @@ from rankspawn.portable import has_proc
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
-
-    from rankspawn.inspect.finding import RankSeen, RunningJob
 
 # Long enough for a percentage of CPU that means something.
 _MEASURED_SECONDS = 0.2
@@ -66,7 +63,7 @@ def _stacks(arguments: argparse.Namespace) -> int:
     from rankspawn.supervise.failures import describe_stacks
 
     job = choose(find_jobs(), arguments.job)
-    _say(describe_stacks(stacks_of(job, _chosen(job, arguments.rank))))
+    _say(describe_stacks(stacks_of(job, job.chosen(arguments.rank))))
     return 0
 
 
@@ -74,13 +71,13 @@ def _logs(arguments: argparse.Namespace) -> int:
     from rankspawn.inspect.showing import show_logs
 
     job = choose(find_jobs(), arguments.job)
-    ranks = _chosen(job, arguments.rank)
-    if not any(rank.log for rank in ranks):
+    ranks = job.chosen(arguments.rank)
+    if not any(rank.log or rank.will_print for rank in ranks):
         raise NoJobError(
             f"job {job.id} keeps no logs: its ranks print to where process {job.parent} does. "
             "With spawn(..., log_dir=...) each has a file"
         )
-    show_logs(ranks, follow=arguments.follow)
+    show_logs(job, arguments.rank, follow=arguments.follow)
     return 0
 
 
@@ -90,14 +87,6 @@ def _stop(arguments: argparse.Namespace) -> int:
     is_gone, told = stop_job(choose(find_jobs(), arguments.job), arguments.grace)
     _say(told)
     return int(not is_gone)
-
-
-def _chosen(job: RunningJob, rank: int | None) -> Sequence[RankSeen]:
-    ranks = [each for each in job.ranks if rank in (None, each.rank)]
-    if not ranks:
-        there = ", ".join(str(each.rank) for each in job.ranks) or "none yet"
-        raise NoJobError(f"job {job.id} has no rank {rank} on this machine: there are {there}")
-    return ranks
 
 
 def _say(text: str) -> None:

@@ -28,6 +28,8 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 # Where a mark says when it was made; the rest is random, and makes a name for people.
 _TIME, _NAME = slice(12), slice(12, 20)
 _MOST_RANKS = 1 << 20
+# The states of a rank that may not have opened its log yet.
+BEFORE_FUNCTION = ("starting", "loading")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,7 @@ class RankSeen:
         state: One word for what it does.
         file: Where its report can be opened; None for a program, and for one that has ended.
         steps: What it said last with ``rankspawn.report``, as a record.
-        log: The file that it prints to; None if that is none.
+        log: The file that it prints to; None if that is none, or not open yet.
     """
 
     rank: int
@@ -53,6 +55,11 @@ class RankSeen:
     file: str | None = None
     steps: bytes = b""
     log: str | None = None
+
+    @property
+    def will_print(self) -> bool:
+        """It may still open a log: it has only begun."""
+        return self.is_alive and self.log is None and self.state in BEFORE_FUNCTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +85,20 @@ class RunningJob:
     grace: float
     mark: str = field(repr=False)
     ranks: tuple[RankSeen, ...]
+
+    def chosen(self, rank: int | None) -> Sequence[RankSeen]:
+        """All ranks, or only the given one.
+
+        Raises:
+            NoJobError: There is none.
+        """
+        if not self.ranks:
+            raise NoJobError(f"job {self.id} is just being started: try again")
+        ranks = [each for each in self.ranks if rank in (None, each.rank)]
+        if not ranks:
+            there = ", ".join(str(each.rank) for each in self.ranks)
+            raise NoJobError(f"job {self.id} has no rank {rank} on this machine: there are {there}")
+        return ranks
 
 
 def find_jobs() -> list[RunningJob]:
@@ -127,6 +148,7 @@ def _describe(label: GroupLabel, path: str, links: Mapping[str, str]) -> Running
         if each is not None and each.mark == label.mark
     }
     is_spawn = bool(label.what)
+    parents_log = _log_of(label.parent)
     board = next((where for where, link in links.items() if BOARD_FILE in link), None)
     # Of a rank that has ended there is nothing left; the others tell what its number was.
     first = next((each.rank - index for index, (each, _) in reports.items()), 0)
@@ -138,7 +160,7 @@ def _describe(label: GroupLabel, path: str, links: Mapping[str, str]) -> Running
             ranks.append(_program(index, pid, steps, is_alive=is_alive))
             continue
         rank, where = reports.get(index, (RankLabel(label.mark, index, first + index, ""), None))
-        ranks.append(_worker(rank, where, pid, is_alive=is_alive))
+        ranks.append(_worker(rank, where, pid, parents_log, is_alive=is_alive))
     if processes and not any(rank.is_alive for rank in ranks):
         return None
     started = time.time() - (ticks_since_boot() - int(label.mark[_TIME], 16)) / _TICKS
@@ -170,18 +192,13 @@ def _listed(path: str) -> list[tuple[int, int]]:
 
 def _runs(pid: int, listed: int) -> bool:
     """Whether the process is that which was listed, and has not ended."""
-    if when_started(pid) > listed:
-        return False
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X", b"")
-    except OSError:
-        return False
+    return when_started(pid) <= listed and runs(pid)
 
 
-def _worker(label: RankLabel, path: str | None, pid: int, *, is_alive: bool) -> RankSeen:
+def _worker(
+    label: RankLabel, path: str | None, pid: int, parents_log: str | None, *, is_alive: bool
+) -> RankSeen:
     """A rank that runs a function, with what it reports."""
-    log = _log_of(pid) if is_alive else None
     state, steps = "ended", b""
     if path is not None:
         with suppress(OSError):  # its end was noted meanwhile
@@ -192,6 +209,9 @@ def _worker(label: RankLabel, path: str | None, pid: int, *, is_alive: bool) -> 
                 os.close(fd)
     if not is_alive and state not in ("done", "failed"):
         state = "ended"
+    log = _log_of(pid) if is_alive else None
+    if log == parents_log and state in BEFORE_FUNCTION:
+        log = None  # as the parent's, until the rank has opened its own
     return RankSeen(label.rank, pid, is_alive, label.device, state, path, steps, log)
 
 
@@ -228,6 +248,15 @@ def _log_of(pid: int) -> str | None:
     except OSError:
         return None
     return path if same and os.path.isfile(path) else None
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there, and has not ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X", b"")
+    except OSError:
+        return False
 
 
 def _read_words(pid: int, name: str) -> list[str]:

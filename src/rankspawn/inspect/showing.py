@@ -6,10 +6,10 @@ import os
 import sys
 import time
 from collections import Counter
-from contextlib import ExitStack, suppress
+from contextlib import closing, suppress
 
 from rankspawn.descriptors import Owned, write_patiently
-from rankspawn.inspect.finding import RunningJob, find_jobs
+from rankspawn.inspect.finding import RunningJob, find_jobs, runs
 from rankspawn.inspect.tables import headline, job_rows
 from rankspawn.inspect.usage import TreeMeter
 from rankspawn.view.ranks import plain_lines
@@ -18,6 +18,7 @@ from rankspawn.workers.tail import Growth, Tail
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from typing import Self
 
     from rankspawn.inspect.finding import RankSeen
 
@@ -73,34 +74,75 @@ def _again(job: RunningJob) -> RunningJob | None:
     return next((each for each in [*same, *jobs] if each.what == job.what), None)
 
 
-def show_logs(ranks: Sequence[RankSeen], *, follow: bool) -> None:
-    """Copy what the ranks have printed; with ``follow`` also what they print, until they end."""
-    with ExitStack() as stack:
-        paths = Counter(rank.log for rank in ranks if rank.log is not None)
-        lines = []
-        for rank in ranks:
-            # A file that all of them print to is copied as it is.
-            if rank.log is not None and paths[rank.log]:
-                own = len(paths) > 1 and paths[rank.log] == 1
-                paths[rank.log] = 0
-                tail = Tail(Owned(os.open(rank.log, os.O_RDONLY | os.O_CLOEXEC)))
-                stack.callback(tail.close)
-                lines.append(_Lines(f"[rank {rank.rank}] " if own else "", tail))
-        for each in lines:
-            each.copy(is_last=not follow)
+def show_logs(job: RunningJob, rank: int | None, *, follow: bool) -> None:
+    """Copy what ranks have printed; with ``follow`` also what they print, until they end.
+
+    Args:
+        job: Whose ranks.
+        rank: Only this one.
+        follow: Go on.
+    """
+    ranks = job.chosen(rank)
+    with _Logs(has_prefixes=len(ranks) > 1) as logs:
+        logs.open_new(ranks)
+        logs.copy(is_last=not follow)
         if not follow:
             return
-        growth = Growth()
-        stack.callback(growth.close)
-        growth.watch_only(paths)
-        pids = [rank.pid for rank in ranks if rank.is_alive]
-        is_over = False
-        while not is_over:
-            growth.wait(_LOOK_SECONDS)
-            # Looked at before what is left is read, or the last words could be missed.
-            is_over = not any(_is_there(pid) for pid in pids)
-            for each in lines:
-                each.copy(is_last=is_over)
+        with closing(Growth()) as growth:
+            growth.watch_only(logs.paths)
+            pids = [each.pid for each in ranks if each.is_alive]
+            is_over = False
+            while not is_over:
+                growth.wait(_LOOK_SECONDS)
+                # A rank opens its log when it has started, which may be after we looked.
+                if any(each.will_print for each in ranks):
+                    ranks = [each for each in _now(job) if rank in (None, each.rank)]
+                    if logs.open_new(ranks):
+                        growth.watch_only(logs.paths)
+                # Looked at before what is left is read, or the last words could be missed.
+                is_over = not any(runs(pid) for pid in pids)
+                logs.copy(is_last=is_over)
+
+
+def _now(job: RunningJob) -> Sequence[RankSeen]:
+    """The ranks of the job as they are now; none if it has ended."""
+    return next((each.ranks for each in find_jobs() if each.mark == job.mark), ())
+
+
+class _Logs:
+    """The logs of some ranks, each copied once."""
+
+    def __init__(self, *, has_prefixes: bool) -> None:
+        self._has_prefixes = has_prefixes
+        self._lines: dict[str, _Lines] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for lines in self._lines.values():
+            lines.close()
+
+    @property
+    def paths(self) -> list[str]:
+        return list(self._lines)
+
+    def open_new(self, ranks: Sequence[RankSeen]) -> bool:
+        """Open those that are not open yet; whether there were any."""
+        count = len(self._lines)
+        printing = Counter(rank.log for rank in ranks)
+        for rank in ranks:
+            if rank.log is not None and rank.log not in self._lines:
+                # A file that several print to is copied as it is.
+                own = self._has_prefixes and printing[rank.log] == 1
+                tail = Tail(Owned(os.open(rank.log, os.O_RDONLY | os.O_CLOEXEC)))
+                self._lines[rank.log] = _Lines(f"[rank {rank.rank}] " if own else "", tail)
+        return len(self._lines) > count
+
+    def copy(self, *, is_last: bool) -> None:
+        """Copy what was added to each."""
+        for lines in self._lines.values():
+            lines.copy(is_last=is_last)
 
 
 class _Lines:
@@ -120,19 +162,15 @@ class _Lines:
             self._write(self._rest + b"\n")
             self._rest = b""
 
+    def close(self) -> None:
+        """Close the file."""
+        self._tail.close()
+
     def _write(self, text: bytes) -> None:
         data = b"".join(self._prefix + line for line in text.splitlines(keepends=True))
         sys.stdout.flush()
         while data:
             data = data[write_patiently(sys.stdout.fileno(), data) :]
-
-
-def _is_there(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X", b"")
-    except OSError:
-        return False
 
 
 def _say(text: str) -> None:
