@@ -153,7 +153,7 @@ if TYPE_CHECKING:
     def spawn(
         func: Callable[..., _T],
         args: tuple[Any, ...] | list[Any] = (),
-        nprocs: int = -1,
+        nprocs: int | Sequence[int] = -1,
         join: bool = True,
         daemon: bool = False,
         *,

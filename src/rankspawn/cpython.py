@@ -359,8 +359,7 @@ def interpreter_flags() -> list[str]:
 
     known = getattr(subprocess, "_args_from_interpreter_flags", None)
     if known is not None:
-        flags: list[str] = known()
-        return flags
+        return list(known())
     switches = {
         "B": sys.flags.dont_write_bytecode,
         "E": sys.flags.ignore_environment,

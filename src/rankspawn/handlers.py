@@ -17,11 +17,13 @@ import signal
 import sys
 import threading
 import time
+from contextlib import contextmanager
 
 from rankspawn.cpython import raw_signal
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import FrameType
     from typing import Any
 
@@ -220,6 +222,20 @@ def set_handler(number: int, handler: Any) -> None:
     """As ``signal.signal``; where signals are held back, this one is, too."""
     stands_in = callable(handler) and _Held.depth > 0
     signal.signal(number, _Handler(handler) if stands_in else handler)
+
+
+@contextmanager
+def handled_where_unhandled(number: int, handler: Any) -> Iterator[None]:
+    """In here this handler is there for a signal, if the program has none for it."""
+    if not is_main_thread() or handler_of(number) is not signal.SIG_DFL:
+        yield
+        return
+    set_handler(number, handler)
+    try:
+        yield
+    finally:
+        if handler_of(number) is handler:  # else the program has set one of its own
+            set_handler(number, signal.SIG_DFL)
 
 
 def handlers_to_inherit() -> dict[int, Any]:

@@ -36,7 +36,7 @@ from rankspawn.workers.start import StartSettings, Task, start_group
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.plan.topology import Topology
-    from rankspawn.supervise.group import Group, Spectator
+    from rankspawn.supervise.group import Spectator
     from rankspawn.trace.recorder import Recorder
     from rankspawn.view.relay import LogRelay
     from rankspawn.view.request import ShowRequest
@@ -66,10 +66,13 @@ def spawn_ranks(
     check_callable(func)
     options = read_options(given)
     arguments = check_args(args)
+    # Of this option alone, None is something else than nothing.
+    inherits = given.get("logging", "auto") is not None
     if options.cluster is not None:
         func = check_func(func, arguments, options)
         task = Task(func, arguments, options.kwargs, options.rank_args, options.rank_kwargs)
-        return _spawn_on_cluster(task, nprocs, join, daemon, options)
+        logging = _captured_logging(options, wanted=inherits)
+        return _spawn_on_cluster(task, nprocs, join, daemon, options, logging)
     job = resolve(check_nprocs(nprocs), options, os.environ, RealMachine())
     check_rank_args(options, job.resources.nprocs)
     func = check_func(func, arguments, options)
@@ -82,8 +85,6 @@ def spawn_ranks(
     if (ignored := ignored_ips(options, os.environ)) is not None:
         warn_caller(ignored, UserWarning)
     task = Task(func, arguments, options.kwargs, options.rank_args, options.rank_kwargs)
-    # Of this option alone, None is something else than nothing.
-    inherits = given.get("logging", "auto") is not None
     settings = _settings(options, daemon=bool(daemon), inherits_logging=inherits)
     if settings.log_dir is not None:
         from rankspawn.file_systems import check_answers
@@ -109,13 +110,19 @@ def spawn_ranks(
 
 
 def _spawn_on_cluster(
-    task: Task, nprocs: Any, join: bool, daemon: bool, options: SpawnOptions
+    task: Task,
+    nprocs: Any,
+    join: bool,
+    daemon: bool,
+    options: SpawnOptions,
+    logging: bytes | None,
 ) -> MultiprocessContext:
     """The same with agents on nodes that an engine starts."""
     from rankspawn.cluster.starting import make_starter
 
+    counts = check_counts(nprocs)
     starter = make_starter(
-        options.cluster, task, options, check_counts(nprocs), daemon=bool(daemon)
+        options.cluster, task, options, counts, daemon=bool(daemon), logging=logging
     )
     spectators = starter.spectators()
     make = also(MultiprocessContext, "paddle.distributed.spawn", "MultiprocessContext")
@@ -346,12 +353,6 @@ def _descriptors_per_rank(options: SpawnOptions) -> int:
     return 3 if options.log_dir is None else 4 if options.trace is None else 5
 
 
-def _take_stacks(group: Group) -> dict[int, str]:
-    from rankspawn.workers.stacks import collect_survivors
-
-    return collect_survivors(group) if isinstance(group, WorkerGroup) else {}
-
-
 def _policy(options: SpawnOptions, recorder: Recorder | None) -> SupervisionPolicy:
     return SupervisionPolicy(
         options.grace_period,
@@ -360,7 +361,7 @@ def _policy(options: SpawnOptions, recorder: Recorder | None) -> SupervisionPoli
         interrupts_reach_workers=options.debug is None,
         on_report=options.on_report,
         stops_on_failure=options.on_failure == "stop",
-        take_stacks=_take_stacks if options.stacks and options.cluster is None else None,
+        takes_stacks=options.stacks,
         keeps_alive=options.keep_alive_on_failure,
         stall_timeout=options.stall_timeout,
         on_answer=None if recorder is None else recorder.note_answer,

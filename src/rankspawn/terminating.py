@@ -11,13 +11,13 @@ import os
 import signal
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-from rankspawn.handlers import Temporary, handler_of, is_echo, is_main_thread, set_handler
+from rankspawn.handlers import Temporary, handled_where_unhandled, is_echo
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from types import FrameType
     from typing import NoReturn
 
@@ -42,19 +42,9 @@ class _PassedOn(Temporary):
             raise TerminatedError
 
 
-@contextmanager
-def sigterm_passed_on() -> Iterator[None]:
+def sigterm_passed_on() -> AbstractContextManager[None]:
     """In here SIGTERM is an exception in the next wait, if the program has no handler for it."""
-    if not is_main_thread() or handler_of(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    handler = _PassedOn()
-    set_handler(signal.SIGTERM, handler)
-    try:
-        yield
-    finally:
-        if handler_of(signal.SIGTERM) is handler:  # else the program has set one of its own
-            set_handler(signal.SIGTERM, signal.SIG_DFL)
+    return handled_where_unhandled(signal.SIGTERM, _PassedOn())
 
 
 def die() -> NoReturn:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import signal
 import sys
@@ -102,3 +104,15 @@ def wait_for(*paths: Path) -> None:
     while missing := [path.name for path in paths if not path.exists()]:
         assert time.monotonic() < deadline, f"missing: {missing}"
         time.sleep(0.02)
+
+
+LOGGER = "rankspawn.tests.cluster"
+
+
+async def take_part(*, own: str) -> tuple[str, int]:
+    """Report, and give back what the rank was told; one of them fails."""
+    await asyncio.sleep(0)
+    rankspawn.report(step=1)
+    if own == "b":
+        raise ValueError(f"on purpose: {own}")
+    return own, logging.getLogger(LOGGER).level

@@ -89,6 +89,7 @@ class ScriptedGroup:
     def __init__(self, count: int, first_rank: int = 0, stubborn: tuple[int, ...] = ()) -> None:
         self.owner: weakref.ref[object] | None = None
         self.deadline: float | None = None
+        self.queued: float = 0.0
         self.listeners: set[Callable[[], None]] = set()
         self.outcomes: dict[int, Outcome] = {}
         self.sentinels: dict[int, int] = {}
@@ -228,7 +229,7 @@ class ScriptedGroup:
     def last_lines(self, index: int) -> str:  # noqa: ARG002 - nothing is kept
         return ""
 
-    def stacks(self) -> dict[int, str]:
+    def stacks(self, *, quickly: bool = False) -> dict[int, str]:  # noqa: ARG002 - at once
         where = '  File "train.py", line {} in step\n'
         return {self.processes[index].rank: where.format(index) for index in self._running()}
 

@@ -189,7 +189,7 @@ class AgentLoop:
             with suppress(OSError):
                 group.workers[header["index"]].popen.send_signal(header["number"])
         elif what == "stacks":
-            self._aside(lambda: self._collect_stacks(group, header["ticket"]))
+            self._aside(lambda: self._collect_stacks(group, header))
 
     def _answer(self, act: Callable[[], Header]) -> None:
         try:
@@ -227,9 +227,10 @@ class AgentLoop:
         thread.start()
         return thread
 
-    def _collect_stacks(self, group: WorkerGroup, ticket: int) -> None:
-        texts = {str(rank): text for rank, text in group.stacks().items()}
-        self._outbox.put({"is": "stacks", "ticket": ticket, "texts": texts})
+    def _collect_stacks(self, group: WorkerGroup, asked: Header) -> None:
+        stacks = group.stacks(quickly=asked["quickly"])
+        texts = {str(rank): text for rank, text in stacks.items()}
+        self._outbox.put({"is": "stacks", "ticket": asked["ticket"], "texts": texts})
 
     def _stop(self, grace: float, *, has_failed: bool) -> None:
         """Stop the ranks, aside; the loop tells when they are gone."""

@@ -135,14 +135,14 @@ class Driver:
             header = {"is": "signal", "index": index - node.first, "number": number}
             self._send(node, header)
 
-    def ask_for_stacks(self) -> None:
+    def ask_for_stacks(self, *, quickly: bool = False) -> None:
         """Ask all nodes with running ranks where these are."""
         self._ticket += 1
         self.stacks = {}
         asked = [n for n in self.nodes if n.phase is Phase.STARTED and len(n.ended) < n.count]
         self._waiting_for_stacks = {node.number for node in asked}
         for node in asked:
-            self._send(node, {"is": "stacks", "ticket": self._ticket})
+            self._send(node, {"is": "stacks", "ticket": self._ticket, "quickly": quickly})
 
     def tick(self, now: int) -> list[int]:
         """Ask who was silent whether it is there; the nodes that are silent for too long."""

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
 # After the grace period, for killed ranks to be gone and their node to say so.
 _TIME_TO_KILL = 10.0
-# For a node to answer with the stacks of its ranks, of which each gets 3 s.
-_TIME_FOR_STACKS = 6.0
+# For a node to answer with the stacks of its ranks, of which each gets 3 s; 0.3 s if it is asked
+# for those that come quickly.
+_TIME_FOR_STACKS, _TIME_FOR_QUICK_STACKS = 6.0, 1.0
 
 
 class ClusterGroup:
@@ -55,7 +56,6 @@ class ClusterGroup:
         self.grace = grace
         self.is_daemonic = daemon
         self.stops_on_failure = True
-        # Seconds until the engine could start its agents; they do not count for a timeout.
         self.queued: float = 0.0
         self.what = ""
         self.lost: Outcome | None = None
@@ -337,12 +337,13 @@ class ClusterGroup:
         report = node.reports.get(index - node.first)
         return self._printed.last_lines(index, "" if report is None else report.tail)
 
-    def stacks(self) -> dict[int, str]:
+    def stacks(self, *, quickly: bool = False) -> dict[int, str]:
         """Rank to the Python stacks of all its threads, of the ranks that run."""
+        seconds = _TIME_FOR_QUICK_STACKS if quickly else _TIME_FOR_STACKS
         with self._links.lock:
-            self._driver.ask_for_stacks()
+            self._driver.ask_for_stacks(quickly=quickly)
             self._links.send()
-        self.wait(lambda: self._driver.has_stacks, time.monotonic() + _TIME_FOR_STACKS)
+        self.wait(lambda: self._driver.has_stacks, time.monotonic() + seconds)
         with self._links.lock:
             return dict(sorted(self._driver.stacks.items()))
 

@@ -60,6 +60,7 @@ class SentTask(Task):
             **sent,
             "path": merge_paths(sent["path"], sent["prefixes"]),
             "folder": folder if folder and os.path.isdir(folder) else current_folder(),
+            "logging": sent["logging"] and bytes.fromhex(sent["logging"]),
             "main": sent["main"] and tuple(sent["main"]),
             "multiprocessing": {
                 **multiprocessing,

@@ -107,6 +107,7 @@ class ClusterStarter:
         options: What was asked for.
         nprocs: Ranks on each node.
         daemon: The processes' daemon flag.
+        logging: How it is set up here, if ranks are to have the same.
         view: Who shows what they print, if anybody does.
     """
 
@@ -115,6 +116,7 @@ class ClusterStarter:
     options: SpawnOptions
     nprocs: int | Sequence[int]
     daemon: bool
+    logging: bytes | None = None
     view: View | None = None
 
     def __post_init__(self) -> None:
@@ -128,7 +130,9 @@ class ClusterStarter:
         self.request: ShowRequest | None = read_show_request(options, in_notebook=True)
         if self.request is not None and options.prefix is None and self.request.prefix:
             self.request = replace(self.request, prefix=_PREFIX)
-        self._is_plain = options.tee is None and not options.progress and options.log_dir is None
+        # Nobody has to tell the ranks' lines apart.
+        watches = options.progress or options.stall_timeout is not None
+        self._is_plain = options.tee is None and not watches and options.log_dir is None
 
     def check(self, counts: Sequence[int]) -> None:
         """What can only be known with the number of ranks.
@@ -226,12 +230,15 @@ class ClusterStarter:
                 payload.close()
             self._payload = payload
         payload = self._payload
-        settings = StartSettings(options.start_method, self.daemon, options.preload)
+        settings = StartSettings(
+            options.start_method, self.daemon, options.preload, logging=self.logging
+        )
         setting = setting_of_parent(payload, settings)
         multiprocessing = setting["multiprocessing"]
         authkey = multiprocessing["authkey"].hex()
         sent = {
             **setting,
+            "logging": None if self.logging is None else self.logging.hex(),
             "prefixes": [sys.prefix, sys.base_prefix],
             "multiprocessing": {**multiprocessing, "authkey": authkey},
         }
@@ -252,7 +259,8 @@ class ClusterStarter:
                 "restart_count": restart_count,
                 "daemon": self.daemon,
                 "what": name_of(self.task.func),
-                "looked_at": options.progress or options.on_report is not None,
+                "looked_at": options.progress
+                or (options.on_report, options.stall_timeout) != (None, None),
                 "setting": sent,
                 "payload": {"task": payload.task.table},
             },
@@ -292,12 +300,18 @@ def _places(node: NodeState, nodes: Sequence[NodeState]) -> list[Place]:
 
 
 def make_starter(
-    engine: Any, task: Task, options: SpawnOptions, nprocs: int | Sequence[int], *, daemon: bool
+    engine: Any,
+    task: Task,
+    options: SpawnOptions,
+    nprocs: int | Sequence[int],
+    *,
+    daemon: bool,
+    logging: bytes | None,
 ) -> ClusterStarter:
-    """What starts the groups of this call.
+    """What starts the groups of this call; see :class:`ClusterStarter`.
 
     Raises:
         ValueError, TypeError: Something asked for cannot be; nothing was started.
     """
     check_options(options)
-    return ClusterStarter(engine, task, options, nprocs, daemon)
+    return ClusterStarter(engine, task, options, nprocs, daemon, logging)

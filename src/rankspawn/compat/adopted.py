@@ -67,6 +67,7 @@ class AdoptedGroup:
     def __init__(self, processes: Sequence[BaseProcess], error_files: Sequence[str]) -> None:
         self.owner: weakref.ref[object] | None = None
         self.deadline: float | None = None
+        self.queued: float = 0.0
         self.listeners: set[Callable[[], None]] = set()
         self.processes: list[BaseProcess] = list(processes)
         self.outcomes: dict[int, Outcome] = {}
@@ -187,7 +188,7 @@ class AdoptedGroup:
         """Not kept."""
         return ""
 
-    def stacks(self) -> dict[int, str]:
+    def stacks(self, *, quickly: bool = False) -> dict[int, str]:  # noqa: ARG002 - nobody asks so
         """Nobody can ask such processes."""
         return {}
 

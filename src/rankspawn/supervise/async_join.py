@@ -19,12 +19,40 @@ from rankspawn.handlers import handlers_held, is_echo, is_main_thread
 from rankspawn.interrupts import SignalPipe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
     from contextlib import AbstractContextManager
     from typing import Any
 
     from rankspawn.supervise.group import Group
     from rankspawn.supervise.supervisor import Supervisor
+
+
+async def follow(
+    job: Supervisor,
+    news: Callable[[Supervisor, Group], Awaitable[None]],
+    in_thread: Callable[[Callable[[], None]], Awaitable[None]],
+    stop: Callable[[Supervisor], Awaitable[None]],
+) -> None:
+    """Until there is an answer, on any event loop.
+
+    Args:
+        job: Whose.
+        news: Waits until something happened in a group, or to it, or its time is over.
+        in_thread: Has a thread call something, and waits for that.
+        stop: Ends the ranks because the program's own code raised.
+    """
+    with job.watched():
+        while not job.finished:
+            group = job.group
+            await news(job, group)
+            group.collect()
+            try:
+                job.listen(group)
+            except BaseException:
+                await stop(job)
+                raise
+            # A teardown takes up to the grace period, which the loop must not feel.
+            await in_thread(partial(job.conclude_if_due, group))
 
 
 async def wait_until_finished(job: Supervisor) -> None:
@@ -37,18 +65,7 @@ async def wait_until_finished(job: Supervisor) -> None:
         if _is_cancelled():
             watch.interrupted = True
         try:
-            with job.watched():
-                while not job.finished:
-                    group = job.group
-                    await _news(job, group)
-                    group.collect()
-                    try:
-                        job.tell_reports(group)
-                    except BaseException:
-                        await _stop(job, interrupted=False)
-                        raise
-                    # A teardown takes up to the grace period, which the loop must not feel.
-                    await _InThread(partial(job.conclude_if_due, group)).future
+            await follow(job, _news, lambda call: _InThread(call).future, _stop)
         except asyncio.CancelledError:
             if job.awaiting == 1:  # nobody else waits for it
                 await _stop(job, interrupted=watch.interrupted)
@@ -62,7 +79,7 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def _stop(job: Supervisor, *, interrupted: bool) -> None:
+async def _stop(job: Supervisor, *, interrupted: bool = False) -> None:
     """End the group; a second cancellation (a second Ctrl-C) cuts its grace period short.
 
     As does the first Ctrl-C if the group is being ended already, because a rank failed. One that
@@ -148,8 +165,8 @@ async def _news(job: Supervisor, group: Group) -> None:
     with _watched(group, news):
         if group.closed or job.is_due(group):
             return
-        dues = [due for due in (job.deadline, job.reports_due) if due is not None]
-        left = max(0.0, min(dues) - time.monotonic()) if dues else None
+        due = job.next_due
+        left = None if due is None else max(0.0, due - time.monotonic())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(news.wait(), left)
 

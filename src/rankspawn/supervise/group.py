@@ -98,11 +98,13 @@ class Group(Protocol):
         owner: Whose job it is to close the group. Ranks run on if it is dropped; so a group
             with running ranks keeps itself alive.
         deadline: When its time is over, on the monotonic clock, should nobody join it.
+        queued: Seconds in an engine's queue before it could start; no part of a ``timeout``.
         listeners: Called, from any thread, after something was noted and at the end.
     """
 
     owner: weakref.ref[object] | None
     deadline: float | None
+    queued: float
     listeners: set[Callable[[], None]]
 
     @property
@@ -174,8 +176,12 @@ class Group(Protocol):
     def last_lines(self, index: int) -> str:
         """What a rank printed last, for its error; empty if that is not kept."""
 
-    def stacks(self) -> dict[int, str]:
-        """Rank to the Python stacks of all its threads, of the ranks that run."""
+    def stacks(self, *, quickly: bool = False) -> dict[int, str]:
+        """Rank to the Python stacks of all its threads, of the ranks that run.
+
+        Args:
+            quickly: Only of those that run their function, and answer at once.
+        """
 
     def state_of(self, index: int) -> str:
         """One word for what a rank does, as far as it is known; neither blocks nor raises.

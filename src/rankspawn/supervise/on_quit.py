@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import contextmanager
 
-from rankspawn.handlers import Temporary, handler_of, is_main_thread, set_handler
+from rankspawn.handlers import Temporary, handled_where_unhandled
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     from rankspawn.supervise.group import Group
 
@@ -33,18 +32,9 @@ class StacksOnQuit(Temporary):
         """These are the ranks."""
         self._group = group
 
-    @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self) -> AbstractContextManager[None]:
         """In here the signal is ours."""
-        if not is_main_thread() or handler_of(signal.SIGQUIT) is not signal.SIG_DFL:
-            yield
-            return
-        set_handler(signal.SIGQUIT, self)
-        try:
-            yield
-        finally:
-            if handler_of(signal.SIGQUIT) is self:  # else the program has set one of its own
-                set_handler(signal.SIGQUIT, signal.SIG_DFL)
+        return handled_where_unhandled(signal.SIGQUIT, self)
 
     def finish(self) -> None:
         """There are no ranks any more."""

@@ -27,8 +27,8 @@ class SupervisionPolicy:
     on_report: Callable[[int, Steps], object] | None = None
     # False: the others go on when a rank fails, and all failures are raised in the end.
     stops_on_failure: bool = True
-    # Gives the stacks of ranks that run, before they are stopped because another one failed.
-    take_stacks: Callable[[Group], dict[int, str]] | None = None
+    # Whether an error has the stacks of ranks that ran, and were stopped because of it.
+    takes_stacks: bool = False
     # Whether a failure stops nothing before Ctrl-C.
     keeps_alive: bool = False
     # Seconds without a report and without output of any rank, after which they are stopped.

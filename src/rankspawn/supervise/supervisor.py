@@ -37,9 +37,7 @@ if TYPE_CHECKING:
 
     from rankspawn.errors import ProcessException
     from rankspawn.supervise.group import Group, Spectator
-    from rankspawn.supervise.reports import ReportTeller
-    from rankspawn.supervise.stalls import StallWatch
-
+    from rankspawn.supervise.listening import Listener
 
 logger: logging.Logger = get_logger(__name__)
 
@@ -84,17 +82,12 @@ class Supervisor:
         self._restarts = 0
         self._concluding = threading.RLock()
         self._values: dict[int, Any] = {}
-        self._teller: ReportTeller | None = None
-        if policy.on_report is not None:
-            from rankspawn.supervise.reports import ReportTeller
-
-            self._teller = ReportTeller(policy.on_report)
         self.stacks: dict[int, str] = {}  # where the others were when a rank failed
-        self._stalls: StallWatch | None = None
-        if policy.stall_timeout is not None:
-            from rankspawn.supervise.stalls import StallWatch
+        self._listener: Listener | None = None
+        if (policy.on_report, policy.stall_timeout) != (None, None):
+            from rankspawn.supervise.listening import Listener
 
-            self._stalls = StallWatch(policy.stall_timeout)
+            self._listener = Listener(policy)
 
     def begin(self) -> None:
         """Start the group."""
@@ -106,8 +99,8 @@ class Supervisor:
         with self.watched():
             while not condition():
                 group = self.group
-                dues = (deadline, self.deadline, self.tell_reports(group))
-                limits = [limit for limit in dues if limit is not None]
+                self.listen(group)
+                limits = [limit for limit in (deadline, self.next_due) if limit is not None]
                 news = partial(self._is_news, condition, group)
                 if not group.wait(news, min(limits, default=None)):
                     if self._is_overdue():
@@ -116,35 +109,20 @@ class Supervisor:
                         return False
                 elif not condition():
                     self._conclude(group, grace)
-            self._tell_last_reports()
+            if self._listener is not None and self.finished:
+                self._listener.look_last(self.group, has_failed=self.error is not None)
             return True
 
-    def tell_reports(self, group: Group) -> float | None:
-        """Tell what ranks reported, if it is time to; when it will be again, None for never."""
-        teller = self._teller
-        if teller is not None and time.monotonic() >= teller.due:
-            with handlers_let_through():  # runs the program's own code
-                teller.tell(group)
-        if self._stalls is not None:
-            self._stalls.look(group)
-        return self.reports_due
+    def listen(self, group: Group) -> None:
+        """Look at what ranks report, if somebody asked for that and it is time to."""
+        if self._listener is not None:
+            self._listener.look(group)
 
     @property
-    def reports_due(self) -> float | None:
-        """When to look what ranks report, on the monotonic clock; None if nobody asks."""
-        return min((each.due for each in (self._teller, self._stalls) if each), default=None)
-
-    def _tell_last_reports(self) -> None:
-        """After the end; then the job's own error is told rather than one that is raised here."""
-        if self._teller is None or not self.finished:
-            return
-        try:
-            with handlers_let_through():
-                self._teller.tell(self.group)
-        except Exception:
-            if self.error is None:
-                raise
-            logger.exception("on_report raised after the ranks had failed")
+    def next_due(self) -> float | None:
+        """When whoever waits has something to do in any case, on the monotonic clock."""
+        dues = (self.deadline, None if self._listener is None else self._listener.due)
+        return min((due for due in dues if due is not None), default=None)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -291,7 +269,7 @@ class Supervisor:
             self.group: Group = self._start(self._restarts)
             # What it took until an engine's queue let it begin is no part of the run.
             if self.deadline is not None:
-                self.deadline += getattr(self.group, "queued", 0.0)
+                self.deadline += self.group.queued
             self.group.owner = weakref.ref(self)
             self.group.deadline = self.deadline
         self.is_stopping = False
@@ -322,7 +300,7 @@ class Supervisor:
                 self.policy.before_stop(group)
             group.stop(grace)
             if stacks is not None:
-                stalled = "" if self._stalls is None else self._stalls.describe()
+                stalled = "" if self._listener is None else self._listener.describe_stall()
                 self._finish(make_timeout_error(self.policy.timeout, ended, stacks, stalled))
             elif group.has_failed and self._may_restart(group):
                 self._restart()
@@ -371,8 +349,8 @@ class Supervisor:
                 self.policy.on_answer(error)
         finally:
             group.close()
-            if self._stalls is not None:
-                self._stalls.close()
+            if self._listener is not None:
+                self._listener.close()
         try:
             with handlers_let_through():  # a terminal may take long
                 for spectator in self._spectators:
@@ -389,7 +367,7 @@ class Supervisor:
         return make_group_error(errors, answers)
 
     def _is_overdue(self) -> bool:
-        if self._stalls is not None and self._stalls.has_stalled:
+        if self._listener is not None and self._listener.has_stalled:
             return True
         return self.deadline is not None and time.monotonic() >= self.deadline
 

@@ -8,6 +8,7 @@ from rankspawn.supervise.outcome import failures_in
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    from rankspawn.supervise.context import RankProcess
     from rankspawn.supervise.group import Group
     from rankspawn.supervise.policy import SupervisionPolicy
 
@@ -20,7 +21,7 @@ def look_at(group: Group, policy: SupervisionPolicy, *, is_last: bool) -> dict[i
         policy: What was asked for.
         is_last: The group will not be restarted.
     """
-    stacks = policy.take_stacks(group) if policy.take_stacks is not None and is_last else {}
+    stacks = group.stacks(quickly=True) if policy.takes_stacks and is_last else {}
     if policy.keeps_alive:
         wait_for_interrupt(group)
     return stacks
@@ -40,7 +41,7 @@ def describe_kept(group: Group) -> str:
     """Which rank failed, and which processes run on."""
     failed = [str(outcome.rank) for _, outcome in failures_in(group.outcomes)]
     pids = ", ".join(
-        f"rank {process.rank} is {process.popen.pid}"
+        f"rank {process.rank} is {process.popen.pid}{_place(process)}"
         for index, process in enumerate(group.processes)
         if not group.has_ended(index)
     )
@@ -48,3 +49,9 @@ def describe_kept(group: Group) -> str:
         f"rank {', '.join(failed) or '?'} failed, and nothing is stopped (keep_alive_on_failure); "
         f"the processes: {pids}. Ctrl-C stops them and shows the error"
     )
+
+
+def _place(process: RankProcess) -> str:
+    """Where else it is than here."""
+    host = getattr(process.popen, "host", None)
+    return "" if host is None else f" on {host}"

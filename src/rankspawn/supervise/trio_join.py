@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rankspawn.cpython import call_unlisted
-from rankspawn.supervise.async_join import interrupts_watched
+from rankspawn.supervise.async_join import follow, interrupts_watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,21 +35,10 @@ async def _wait_until_finished(job: Supervisor) -> None:
     job.awaiting += 1
     with interrupts_watched() as watch:
         try:
-            with job.watched():
-                while not job.finished:
-                    group = job.group
-                    await _news(job, group)
-                    group.collect()
-                    try:
-                        job.tell_reports(group)
-                    except BaseException:
-                        await _stop(job, watch)
-                        raise
-                    # A teardown takes up to the grace period, which the loop must not feel.
-                    await _InThread(partial(job.conclude_if_due, group)).wait()
+            await follow(job, _news, lambda call: _InThread(call).wait(), partial(_stop, watch))
         except (trio.Cancelled, KeyboardInterrupt):
             if job.awaiting == 1:  # nobody else waits for it
-                await _stop(job, watch)
+                await _stop(watch, job)
             raise
         finally:
             job.awaiting -= 1
@@ -58,8 +47,8 @@ async def _wait_until_finished(job: Supervisor) -> None:
 async def _news(job: Supervisor, group: Group) -> None:
     """Wait until something happened in the group, or to it, or its time is over."""
     token = trio.lowlevel.current_trio_token()
-    dues = [due for due in (job.deadline, job.reports_due) if due is not None]
-    left = max(0.0, min(dues) - time.monotonic()) if dues else float("inf")
+    due = job.next_due
+    left = float("inf") if due is None else max(0.0, due - time.monotonic())
     scope = trio.CancelScope(deadline=trio.current_time() + left)
 
     def wake() -> None:
@@ -82,7 +71,7 @@ async def _news(job: Supervisor, group: Group) -> None:
         group.listeners.discard(wake)
 
 
-async def _stop(job: Supervisor, watch: Watch) -> None:
+async def _stop(watch: Watch, job: Supervisor) -> None:
     """End the group; a second Ctrl-C cuts its grace period short.
 
     As does the first one if the group is being ended already. trio cancels once and for all.

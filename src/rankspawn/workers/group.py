@@ -61,6 +61,7 @@ class WorkerGroup:
         # For a group that nobody joins.
         self.grace = grace
         self.deadline: float | None = None
+        self.queued: float = 0.0
         self.stops_on_failure = True
         # What is said of it there: the function that its workers run.
         self.what = ""
@@ -293,11 +294,11 @@ class WorkerGroup:
             if self._stopped_ns is None and (self.sentinels or self._store.is_shared):
                 self.lost, self.has_failed = self._store.describe_loss(now), True
 
-    def stacks(self) -> dict[int, str]:
+    def stacks(self, *, quickly: bool = False) -> dict[int, str]:
         """Rank to the Python stacks of all its threads, of the ranks that run."""
         from rankspawn.workers.stacks import collect_stacks  # few groups are asked
 
-        return collect_stacks(self)
+        return collect_stacks(self, quickly=quickly)
 
     def copy_outcome_files(self, copies: dict[int, int]) -> None:
         """Add, by index, copies of the files of running workers, whose end closes them."""

@@ -159,39 +159,34 @@ class Asked:
         return without_our_frames(dump.decode("utf-8", "replace")) or NO_ANSWER
 
 
-def collect_stacks(group: WorkerGroup) -> dict[int, str]:
-    """Rank to the stacks of all its threads, for the ranks that run."""
+def collect_stacks(group: WorkerGroup, *, quickly: bool = False) -> dict[int, str]:
+    """Rank to the stacks of all its threads, for the ranks that run.
+
+    Args:
+        group: Theirs.
+        quickly: Only of those that run their function, and answer at once.
+    """
     files: dict[int, int] = {}
     try:
         group.copy_outcome_files(files)
         ranks = {
             group.workers[index].rank: (group.workers[index].popen, fd)
             for index, fd in files.items()
+            if not quickly or _is_in_function(group, index, fd)
         }
-        stacks = ask(ranks)
+        stacks = ask(ranks, seconds=_SURVIVORS_SECONDS if quickly else None)
     finally:
         for fd in files.values():
             os.close(fd)
+    if quickly:
+        return {rank: text for rank, text in stacks.items() if "  File " in text}
     pids = {worker.rank: worker.popen.pid for worker in group.workers}
     said = say_who_waits(pids, stacks)
     return {rank: said.get(rank, "") + text for rank, text in stacks.items()}
 
 
-def collect_survivors(group: WorkerGroup) -> dict[int, str]:
-    """The same of ranks that run their function, and of those of them that answer at once."""
-    files: dict[int, int] = {}
-    try:
-        group.copy_outcome_files(files)
-        ranks = {
-            group.workers[index].rank: (group.workers[index].popen, fd)
-            for index, fd in files.items()
-            if index not in group.outcomes and read_header(fd).stage >= IN_FUNCTION
-        }
-        stacks = ask(ranks, seconds=_SURVIVORS_SECONDS)
-    finally:
-        for fd in files.values():
-            os.close(fd)
-    return {rank: text for rank, text in stacks.items() if "  File " in text}
+def _is_in_function(group: WorkerGroup, index: int, fd: int) -> bool:
+    return index not in group.outcomes and read_header(fd).stage >= IN_FUNCTION
 
 
 def ask(ranks: Mapping[int, tuple[Asking, int]], *, seconds: float | None = None) -> dict[int, str]:

@@ -1,0 +1,115 @@
+"""What a context can do over a cluster, beyond what ``test_engines.py`` shows of every engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import rankspawn
+from rankspawn import MultiprocessContext, ProcessExceptionGroup, ProcessRaisedException
+from rankspawn.cluster import AgentRequest, Local
+from rankspawn.supervise.reports import Steps
+from rankspawn.supervise.survivors import describe_kept
+from tests.cluster import cluster_cases as cases
+from tests.cluster.fake_engine import FakeAgent, FakeEngine, Script
+from tests.jobs import DEADLOCK
+
+
+def fails_first(agent: FakeAgent) -> None:
+    agent.fails(0, time.monotonic_ns())
+
+
+def runs_on(_: FakeAgent) -> None:
+    """Its ranks neither end nor say anything."""
+
+
+ONE_FAILS: dict[tuple[int, str], Script] = {(0, "start"): fails_first, (1, "start"): runs_on}
+
+
+def run(engine: FakeEngine, **options: Any) -> MultiprocessContext:
+    given: dict[str, Any] = {"backend": "gloo", "grace_period": 1.0, **options}
+    context: MultiprocessContext = rankspawn.spawn(print, (), 2, cluster=engine, **given)
+    return context
+
+
+def test_what_one_machine_can_do_ranks_on_nodes_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger(cases.LOGGER), "level", 7)
+    told: dict[int, Steps] = {}
+    with pytest.raises(ProcessExceptionGroup) as caught:
+        rankspawn.spawn(
+            cases.take_part,
+            nprocs=(2, 1),
+            cluster=Local(nodes=2),
+            backend="gloo",
+            rank_kwargs=[{"own": own} for own in "abc"],
+            logging="inherit",
+            on_failure="continue",
+            on_report=told.__setitem__,
+        )
+
+    assert caught.value.results == {0: ("a", 7), 2: ("c", 7)}
+    (error,) = caught.value.exceptions
+    assert isinstance(error, ProcessRaisedException)
+    assert (error.rank, str(error.exception)) == (1, "on purpose: b")
+    assert {rank: steps.step for rank, steps in told.items()} == {0: 1.0, 1: 1.0, 2: 1.0}
+
+
+def test_an_error_has_the_stacks_of_ranks_on_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankspawn.cluster.group._TIME_FOR_QUICK_STACKS", DEADLOCK)
+    with pytest.raises(ProcessRaisedException) as caught:
+        run(FakeEngine(2, ONE_FAILS))
+
+    assert {2: "where", 3: "where"}.items() <= caught.value.stacks.items()
+    with pytest.raises(ProcessRaisedException) as caught:
+        run(FakeEngine(2, ONE_FAILS), stacks=False)
+    assert caught.value.stacks == {}
+
+
+def test_those_that_are_kept_are_named_with_their_host() -> None:
+    with run(FakeEngine(2, ONE_FAILS), join=False) as context:
+        group = context._supervisor.group
+        assert group.wait(lambda: group.has_failed, time.monotonic() + DEADLOCK)
+        text = describe_kept(group)
+
+    assert text.startswith("rank 0 failed, and nothing is stopped")
+    assert "rank 2 is 1000 on fake1, rank 3 is 1001 on fake1" in text
+
+
+def test_nodes_of_which_nothing_is_heard_have_stalled() -> None:
+    engine = FakeEngine(2, {(node, "start"): runs_on for node in range(2)})
+    with pytest.raises(rankspawn.SpawnTimeoutError, match=r"^no rank reported or printed") as e:
+        run(engine, stall_timeout=0.05)
+
+    assert all(f"rank {rank} " in str(e.value) for rank in range(4))
+    # So agents look often enough at what is reported.
+    assert [agent.simulated.start["looked_at"] for agent in engine.agents] == [True, True]
+
+
+class Queueing(FakeEngine):
+    """Its nodes are busy with others for a thousand seconds, of a clock that the test has."""
+
+    now = 0.0
+
+    def start(self, request: AgentRequest) -> Any:
+        self.now += 1000.0
+        return super().start(request)
+
+
+@pytest.mark.parametrize(("has_queue", "queued"), [(True, 1000.0), (False, 0.0)])
+def test_the_time_in_a_queue_is_no_part_of_a_timeout(
+    monkeypatch: pytest.MonkeyPatch, has_queue: bool, queued: float
+) -> None:
+    engine = Queueing(1, start_timeout=None if has_queue else DEADLOCK)
+    began = time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: began + engine.now)
+    monkeypatch.setattr("rankspawn.cluster.starting.time", clock)
+    context = run(engine, timeout=10 * DEADLOCK)
+    supervisor = context._supervisor
+
+    assert supervisor.group.queued == queued
+    assert supervisor.deadline is not None
+    assert 0 <= supervisor.deadline - began - queued - 10 * DEADLOCK <= time.monotonic() - began
