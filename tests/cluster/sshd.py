@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -46,10 +46,20 @@ UseDNS no
 
 
 class Sshd:
-    """An OpenSSH server, up; what it runs are descendants of its keeper."""
+    """An OpenSSH server, up; what it runs are descendants of its keeper.
 
-    def __init__(self, folder: Path, port: int) -> None:
+    Args:
+        folder: For its files.
+        port: Where it listens.
+        hosts: At which addresses.
+        inside: What stands before a command to run it where these are; empty for here.
+    """
+
+    def __init__(
+        self, folder: Path, port: int, hosts: Sequence[str] = HOSTS, inside: Sequence[str] = ()
+    ) -> None:
         self.folder, self.port, self.user = folder, port, getpass.getuser()
+        self._hosts, self._inside = hosts, inside
         self.identity = folder / "identity"
         self.known_hosts = folder / "known_hosts"
         self._keeper = subprocess.Popen(
@@ -66,23 +76,26 @@ class Sshd:
         return {"UserKnownHostsFile": str(self.known_hosts), "GlobalKnownHostsFile": "/dev/null"}
 
     def start(self) -> None:
-        """Make the keys and start the server; wait until it answers."""
+        """Make the keys and start the server; wait until it answers, if it is here."""
         for name in ("host_key", "identity"):
             command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)]
             subprocess.run(command, check=True, timeout=DEADLOCK)
         shutil.copy(self.folder / "identity.pub", self.folder / "authorized_keys")
         key = " ".join((self.folder / "host_key.pub").read_text().split()[:2])
-        self.known_hosts.write_text("".join(f"[{host}]:{self.port} {key}\n" for host in HOSTS))
+        self.known_hosts.write_text(
+            "".join(f"[{host}]:{self.port} {key}\n" for host in self._hosts)
+        )
         if os.geteuid() == 0:
             # The server's own: a service manager makes it, and is not there in a container.
             Path("/run/sshd").mkdir(0o755, exist_ok=True)
-        addresses = "\n".join(f"ListenAddress {host}" for host in HOSTS)
+        addresses = "\n".join(f"ListenAddress {host}" for host in self._hosts)
         configuration = self.folder / "sshd_config"
         configuration.write_text(
             _SERVER.format(port=self.port, addresses=addresses, folder=self.folder, user=self.user)
         )
         server = shutil.which("sshd", path=_PATH) or "sshd"
-        command = [server, "-D", "-E", str(self.folder / "sshd.log"), "-f", str(configuration)]
+        log = str(self.folder / "sshd.log")
+        command = [*self._inside, server, "-D", "-E", log, "-f", str(configuration)]
         assert self._keeper.stdin is not None
         assert self._keeper.stdout is not None
         self._keeper.stdin.write(f"{json.dumps(command)}\n".encode())
@@ -120,7 +133,7 @@ class Sshd:
         self._keeper.communicate()
 
     def _answers(self) -> bool:
-        for host in HOSTS:
+        for host in () if self._inside else self._hosts:
             try:
                 socket.create_connection((host, self.port), timeout=DEADLOCK).close()
             except OSError:
@@ -144,12 +157,14 @@ def why_no_sshd() -> str:
 
 
 @contextlib.contextmanager
-def running_sshd() -> Iterator[Sshd]:
+def running_sshd(hosts: Sequence[str] = HOSTS, inside: Sequence[str] = ()) -> Iterator[Sshd]:
     """A server, as long as it is needed; nothing of it is left then."""
     folder = Path(tempfile.mkdtemp(prefix="rst-ssh-", dir="/tmp"))
     try:
-        with closing(HeldPorts(1)) as held, closing(Sshd(folder, held.ports[0])) as up:
-            up.start()
-            yield up
+        with closing(HeldPorts(1)) as held:
+            up = Sshd(folder, held.ports[0], hosts, inside)
+            with closing(up):
+                up.start()
+                yield up
     finally:
         shutil.rmtree(folder)

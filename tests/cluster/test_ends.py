@@ -19,6 +19,7 @@ from tests.cluster import cluster_cases as cases
 from tests.cluster.sshd import HOSTS, Sshd, running_sshd, why_no_sshd
 from tests.descendants import Watched
 from tests.jobs import DEADLOCK
+from tests.launch.rendezvous.networks import network
 from tests.launch.slurm_cluster import Cluster, running_slurm, why_no_slurm
 
 ROOT = Path(__file__).parents[2]
@@ -99,6 +100,37 @@ def test_a_broken_connection_is_an_error_that_names_the_host(sshd: Sshd) -> None
         assert ranks.wait_gone() == []
     assert caught.value.host == HOSTS[1]
     sshd.wait_until_idle()
+
+
+def test_a_link_that_is_cut_in_silence_ends_the_ranks_beyond_it(tmp_path: Path) -> None:
+    if why := why_no_sshd():
+        pytest.skip(why)
+    with network(2) as machines:
+        host, inside = machines.address(0), machines.inside(0)
+        with running_sshd([host], inside) as sshd:
+            # Over there it may not listen yet: each try takes a second.
+            options = {**sshd.options, "ConnectionAttempts": int(DEADLOCK)}
+            engine = (
+                f"Ssh({host!r}, port={sshd.port}, identity={str(sshd.identity)!r}, "
+                f"options={options!r})"
+            )
+            script = tmp_path / "driver.py"
+            script.write_text(DRIVER.replace("ENGINE", engine))
+            with subprocess.Popen(
+                [*machines.inside(1), sys.executable, script],
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            ) as driver:
+                assert driver.stdout is not None
+                with Watched(map(int, driver.stdout.readline().split())) as ranks:
+                    assert len(ranks.alive()) == 2
+                    machines.cut(0)
+                    assert ranks.wait_gone() == []
+                _, said = driver.communicate(timeout=DEADLOCK)
+    assert driver.returncode == 1
+    assert f"NodeLostError: the node {host} was lost while its ranks ran" in said.decode()
 
 
 def _server_of(sshd: Sshd, pid: int) -> psutil.Process:
