@@ -33,7 +33,7 @@ from rankspawn.portable import open_pipe
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     import selectors
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
 # A lock has no descriptor to watch beside it, so who waits for one looks up this often.
@@ -206,10 +206,12 @@ class Signals:
 
     Attributes:
         ending: The first signal that asks us to end, if there was one.
+        takes_interrupt: Asked at each SIGINT whether it is ours, where the terminal is lent.
     """
 
     def __init__(self) -> None:
         self.ending: int | None = None
+        self.takes_interrupt: Callable[[], bool] | None = None
         self._asks_where = False
         self._asked_at = 0.0
         self._to_pass_on: list[int] = []
@@ -291,6 +293,8 @@ class Signals:
             return
         if number == signal.SIGQUIT:
             self._asks_where = True
+            return
+        if number == signal.SIGINT and self.takes_interrupt and not self.takes_interrupt():
             return
         now = time.monotonic()
         is_first = self.ending is None

@@ -22,6 +22,7 @@ from rankspawn.options import (
     check_rank_args,
     read_options,
 )
+from rankspawn.plan.environ import DEBUG_VARIABLE
 from rankspawn.plan.job import Job, describe, make_plan, resolve
 from rankspawn.plan.ports import HeldPorts, hold_ports
 from rankspawn.plan.topology import ignored_ips
@@ -29,7 +30,6 @@ from rankspawn.supervise.context import MultiprocessContext, start_context
 from rankspawn.supervise.on_quit import StacksOnQuit
 from rankspawn.supervise.supervisor import SupervisionPolicy
 from rankspawn.workers import child
-from rankspawn.workers.breakpoints import DEBUG_VARIABLE
 from rankspawn.workers.group import WorkerGroup
 from rankspawn.workers.start import StartSettings, Task, start_group
 
@@ -201,9 +201,11 @@ def _spectators(job: Job) -> list[Spectator]:
         check_terminal(f"debug={options.debug}", in_notebook=in_notebook())
         spectators.append(LentTerminal(options.debug.rank))
     if options.debugpy is not None:
-        from rankspawn.plan.debuggers import check_debugpy
+        from rankspawn.plan.debuggers import check_debugged_rank, check_debugpy
 
-        check_debugpy(options, world_size)
+        other = "" if options.debug is None else f"debug={options.debug}"
+        check_debugpy(f"debugpy={options.debugpy}", other=other)
+        check_debugged_rank(f"debugpy={options.debugpy}", options.debugpy.rank, world_size)
     spectators.append(StacksOnQuit())
     return spectators
 

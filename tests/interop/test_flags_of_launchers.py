@@ -183,6 +183,7 @@ def test_logs_lie_where_torchrun_lays_them(folder: Path) -> None:
 # --- the environment of ranks -----------------------------------------------------------
 
 MORE = {
+    "PYTHONBREAKPOINT": "a breakpoint without a terminal says what to do",
     "PYTHONUNBUFFERED": "output is in the logs at once, also that of a worker's own Pythons",
     "RANKSPAWN_JOB": "by which what a rank leaves running is found",
     "RANKSPAWN_MEETING": "where ranks find the memory that they share",

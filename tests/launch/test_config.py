@@ -10,6 +10,7 @@ import pytest
 from rankspawn.launch.command_line import all_flags
 from rankspawn.launch.config import IpuConfig, LaunchConfig, read_config
 from rankspawn.launch.flags import TORCHRUN, Flag, HelpRequest, UsageError
+from rankspawn.option_values import DebugpyRequest, DebugRequest
 from rankspawn.plan.environ import WORKER_VARIABLE
 
 # Those of torchrun, and what has no field of its own, are in test_foreign_words.
@@ -80,6 +81,8 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "prefix": ("<{rank}>", {"prefix": "<{rank}>"}),
     "progress": ("yes", {"progress": True}),
     "trace": ("run.html", {"trace": "run.html"}),
+    "debug": ("1,hold", {"debug": DebugRequest(1, holds=True)}),
+    "debugpy": ("all", {"debugpy": DebugpyRequest(None)}),
     "env": ("A=b=c", {"env": (("A", "b=c"),)}),
     "env_file": ("vars", {"env_file": "vars"}),
 }

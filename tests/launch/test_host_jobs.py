@@ -99,6 +99,7 @@ def test_hosts_may_be_in_a_file(tmp_path: Path) -> None:
         (["--hosts", "a,b", "--ssh", "--host", "c"], "leave --host out"),
         (["--hosts", "a,b", "--ssh", "--server_num", "1"], "with --run_mode ps start"),
         (["--hosts", "a,b", "--ssh", "--progress"], "--progress is about one node"),
+        (["--hosts", "a,b", "--ssh", "--debug", "0"], "--debug is about one node"),
         (["--hosts", "a,b", "--ssh", "--trace", "x.html"], "--trace is about one node"),
     ],
 )

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from rankspawn.option_values import DebugpyRequest
-from rankspawn.options import read_options
-from rankspawn.plan.debuggers import check_debugpy, hold_debug_ports
+from rankspawn.plan.debuggers import check_debugged_rank, check_debugpy, hold_debug_ports
 from rankspawn.workers import remote_debugger
 
 
@@ -28,15 +27,15 @@ def test_each_chosen_rank_has_a_port_and_the_others_none() -> None:
 
 
 def test_what_cannot_be_debugged_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="debug and debugpy cannot"):
-        check_debugpy(read_options({"debug": 0, "debugpy": 0}), 2)
+    with pytest.raises(ValueError, match="debug=0 and debugpy=0 cannot be given at once"):
+        check_debugpy("debugpy=0", other="debug=0")
     with pytest.raises(ValueError, match="debugpy=2,wait is no rank: the ranks are 0 to 1"):
-        check_debugpy(read_options({"debugpy": "2,wait"}), 2)
-    check_debugpy(read_options({}), 2)
+        check_debugged_rank("debugpy=2,wait", 2, 2)
+    check_debugged_rank("debugpy=all", None, 2)
 
     monkeypatch.setattr(util, "find_spec", lambda _: None)
     with pytest.raises(ModuleNotFoundError, match="debugpy=all needs the package debugpy"):
-        check_debugpy(read_options({"debugpy": "all"}), 2)
+        check_debugpy("debugpy=all", other="")
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ class Editor:
     """
 
     def __init__(self, port: int) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLOCK)
+        self._socket = _connect(port)
         self._file = self._socket.makefile("rb")
         self._sent = 0
         self._unread: list[Message] = []
@@ -79,3 +80,14 @@ class Editor:
         assert length, "it was closed"
         message: Message = json.loads(self._file.read(length))
         return message
+
+
+def _connect(port: int) -> socket.socket:
+    """A connection, once somebody listens: what says where it will may not do so yet."""
+    deadline = time.monotonic() + DEADLOCK
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), timeout=DEADLOCK)
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline, f"nobody listens at port {port}"
+            time.sleep(0.05)

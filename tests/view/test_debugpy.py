@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 
 from rankspawn import MultiprocessContext
 from tests.jobs import DEADLOCK
+from tests.launch.running import COMMAND, environment, write_script
 from tests.view.dap_client import Editor
 
 pytest.importorskip("debugpy")
@@ -62,6 +65,30 @@ def test_an_editor_stops_the_chosen_ranks(
                 change_and_go_on(editor)
                 editor.close()
         assert context.results() == results
+
+
+def test_an_editor_stops_a_rank_of_rankrun(tmp_path: Path) -> None:
+    text = f"{inspect.getsource(stop_and_tell)}\nprint(stop_and_tell(5))\n"
+    write_script(tmp_path, text)
+    flags = ("--nproc_per_node", "2", "--device_type", "cpu", "--debugpy", "1,wait", "train.py")
+    said = tmp_path / "said"
+    with said.open("wb") as file:
+        launcher = subprocess.Popen(
+            [*COMMAND, *flags], cwd=tmp_path, env=environment(), stdout=file, stderr=file
+        )
+    try:
+        editor = Editor(wait_for_port(said, 1))
+        editor.attach()
+        change_and_go_on(editor)
+        editor.close()
+        assert launcher.wait(DEADLOCK) == 0, said.read_text()
+    finally:
+        launcher.kill()
+        launcher.wait()
+    assert [(tmp_path / "log" / f"workerlog.{rank}").read_text() for rank in (0, 1)] == [
+        "5\n",
+        "42\n",
+    ]
 
 
 def test_a_rank_that_nobody_attaches_to_goes_on(run: Run, tmp_path: Path) -> None:

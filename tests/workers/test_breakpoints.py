@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from rankspawn import MultiprocessContext, ProcessRaisedException
+from rankspawn.plan.environ import DEBUG_VARIABLE
 from rankspawn.view.terminal import check_terminal
 from rankspawn.workers import breakpoints, child
 from rankspawn.workers.meeting import MEETING_VARIABLE, MeetingPlace
@@ -59,7 +60,7 @@ def test_the_others_wait_until_the_debugged_rank_has_passed_as_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(breakpoints, "_reached", 0)
-    monkeypatch.setenv(breakpoints.DEBUG_VARIABLE, "1,hold")
+    monkeypatch.setenv(DEBUG_VARIABLE, "1,hold")
     monkeypatch.setenv("RANK", "0")
     passed: list[None] = []
     with contextlib.closing(MeetingPlace()) as place:
@@ -78,7 +79,7 @@ def test_the_others_wait_until_the_debugged_rank_has_passed_as_many(
 
 
 def test_a_rank_beside_one_that_is_debugged_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(breakpoints.DEBUG_VARIABLE, "1")
+    monkeypatch.setenv(DEBUG_VARIABLE, "1")
     monkeypatch.setenv("RANK", "0")
     breakpoints.stop()
 

@@ -20,7 +20,7 @@ from rankspawn.telling import get_logger
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from rankspawn.launch.node import ThisNode
     from rankspawn.launch.pod import Ending, Pod
@@ -57,6 +57,11 @@ class Agent:
         self._limits = Limits(here.config)
         # Who ran when one of them was reached.
         self._still_running = ""
+
+    @property
+    def running(self) -> Mapping[int, int]:
+        """Rank to process of what runs on this node."""
+        return {} if self._pod is None else self._pod.running
 
     def run(self, join: Callable[[], Session]) -> JobResult:
         """Take part until the job is over; nothing runs here any more when it returns or raises.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rankspawn.launch.agent import Agent
+    from rankspawn.launch.breakpoints import LentTerminal
     from rankspawn.launch.config import LaunchConfig
     from rankspawn.launch.node import ThisNode
     from rankspawn.launch.session import JobResult, Session
@@ -108,6 +109,7 @@ def _run_job(config: LaunchConfig, argv: Sequence[str], signals: Signals) -> int
     from rankspawn.machine import RealMachine
     from rankspawn.workers.follow import LogFollower
 
+    lent = _lent_terminal(config, signals)
     traced = _traced(config)
     follower, shown = LogFollower(1), None
     result: JobResult | None = None
@@ -122,6 +124,8 @@ def _run_job(config: LaunchConfig, argv: Sequence[str], signals: Signals) -> int
             _check_script(config)
             with closing(ThisNode(config, machine, follower, shown, traced)) as here:
                 agent = Agent(here, signals)
+                if lent is not None:
+                    lent.begin(agent)
                 result = agent.run(lambda: others.meet(here) if others else _be_alone(here))
         except (UsageError, OSError) as error:
             if others is not None:
@@ -133,8 +137,20 @@ def _run_job(config: LaunchConfig, argv: Sequence[str], signals: Signals) -> int
             _wait_for_terminal(shown.finish, signals)
         if traced is not None:
             traced.finish(result, signals.ending)
+        if lent is not None:
+            lent.finish()
     _say_goodbye(result, agent, signals.ending)
     return result.exit_code
+
+
+def _lent_terminal(config: LaunchConfig, signals: Signals) -> LentTerminal | None:
+    """The terminal, if one rank is to have it, after a look at what is asked of debuggers."""
+    if config.debug is None and config.debugpy is None:
+        return None
+    from rankspawn.launch.breakpoints import LentTerminal, check_debuggers
+
+    check_debuggers(config)
+    return None if config.debug is None else LentTerminal(config.debug.rank, signals)
 
 
 def _traced(config: LaunchConfig) -> Traced | None:

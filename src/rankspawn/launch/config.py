@@ -13,8 +13,7 @@ from rankspawn.launch.command_line import (
     split_flags,
 )
 from rankspawn.launch.flags import IPU_FLAGS, UsageError
-from rankspawn.launch.merging import COLLECTIVE, merge, set_device_type
-from rankspawn.plan.devices import VENDORS
+from rankspawn.launch.merging import COLLECTIVE, first_devices, merge, worker_count
 from rankspawn.plan.environ import WORKER_VARIABLE
 from rankspawn.plan.topology import FIRST_PORT, plain
 from rankspawn.values import dataclass, field, replace
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rankspawn.launch.torchrun import Streams
+    from rankspawn.option_values import DebugpyRequest, DebugRequest
 
 PS, HETER, IPU = "ps", "ps-heter", "ipu"
 _RPC = "rpc"  # a collective job whose workers are told more
@@ -78,6 +78,8 @@ class LaunchConfig:
         prefix: What stands before each shown line, as a template.
         progress: There is a view of all ranks of this node.
         trace: The file that shows in the end what happened.
+        debug: The rank that has the terminal; None for the first one of the node.
+        debugpy: The ranks that listen for the debugger of an editor; None for none.
         hosts: The machines on which launchers are to be started from here, as a list or a file.
         ssh: They are started over ssh.
         env: Variables of the workers, which win over all others.
@@ -143,6 +145,8 @@ class LaunchConfig:
     prefix: str | None = None
     progress: bool = False
     trace: str | None = None
+    debug: DebugRequest | None = None
+    debugpy: DebugpyRequest | None = None
     hosts: str | None = None
     ssh: bool = False
     # It may hold secrets.
@@ -185,6 +189,11 @@ class LaunchConfig:
         return (self.script, *self.script_args)
 
     @property
+    def is_python(self) -> bool:
+        """Whether workers are Python, whichever way it finds what it runs."""
+        return self.is_module or self.runs_python or self.runner == "run_path"
+
+    @property
     def runs_python(self) -> bool:
         """Whether the script is run by Python, and no program by itself."""
         return self.runner == "python" or (not self.runner and self.script.endswith(".py"))
@@ -205,6 +214,8 @@ _COLLECTIVE_ONLY = {
     "ranks_filter": "--ranks_filter",
     "progress": "--progress",
     "prefix": "--prefix",
+    "debug": "--debug",
+    "debugpy": "--debugpy",
 }
 # In a worker of ours these describe the job that it belongs to; a launch inside of it is a
 # matter of this machine alone.
@@ -287,8 +298,8 @@ def _settle(values: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     settled = dict(values)
     settled["node_rank"] = settled.pop("rank", -1)
     counts = settled.pop("nnodes", None)
-    settled |= _worker_count(settled)
-    settled |= _first_devices(settled, notes)
+    settled |= worker_count(settled)
+    settled |= first_devices(settled, notes)
     settled |= _nodes(settled, counts)
     settled |= _stages(settled)
     settled["run_mode"] = _run_mode(settled)
@@ -326,34 +337,6 @@ def _shown(values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("ranks_filter") is not None:
         raise UsageError("--ranks_filter is none of torchrun's words: give --local_ranks_filter")
     return {"streams": replace(streams, tee=3), "tee_all": False} if values.get("tee_all") else {}
-
-
-def _worker_count(values: dict[str, Any]) -> dict[str, Any]:
-    """``--nproc_per_node auto`` and ``cpu``, ``gpu`` … mean one worker for each there is."""
-    count = values.get("nproc_per_node")
-    if not isinstance(count, str):
-        return {}
-    if count != "auto":
-        known = ("cpu", *VENDORS)
-        if count not in known:
-            raise UsageError(
-                f"--nproc_per_node {count}: give a number, auto, or a type of device, one of "
-                + ", ".join(known)
-            )
-        set_device_type(values, count, f"--nproc_per_node {count}")
-    return {"nproc_per_node": None}
-
-
-def _first_devices(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """As many of the selected devices as there are workers, as Paddle's launcher takes them."""
-    devices, count = values.get("devices"), values.get("nproc_per_node")
-    if devices is None or count is None or len(devices) <= count:
-        return {}
-    used = devices[:count]
-    notes.append(
-        f"of {values['devices_name']} {','.join(used)} is used, for --nproc_per_node {count}"
-    )
-    return {"devices": used}
 
 
 def _nodes(values: Mapping[str, Any], counts: tuple[int, int] | None) -> dict[str, Any]:

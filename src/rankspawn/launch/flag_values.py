@@ -6,11 +6,20 @@ Every error names the flag or variable, shows the text and says what is allowed.
 
 from __future__ import annotations
 
-from rankspawn.option_values import HIGHEST_PORT, read_address, read_addresses, read_ids
+from rankspawn.option_values import (
+    HIGHEST_PORT,
+    read_address,
+    read_addresses,
+    read_debug,
+    read_debugpy,
+    read_ids,
+)
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from rankspawn.option_values import DebugpyRequest, DebugRequest
 
 RUN_MODES = ("collective", "ps", "ps-heter", "rpc")
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -114,6 +123,16 @@ def template(origin: str, given: str) -> str:
 
     check_prefix(origin, given)
     return given
+
+
+def debug(origin: str, given: str) -> DebugRequest:
+    """A rank, and whether the others wait for it."""
+    return read_debug(origin, given)
+
+
+def debugpy(origin: str, given: str) -> DebugpyRequest:
+    """A rank or ``all``, and whether they wait for an editor."""
+    return read_debugpy(origin, given)
 
 
 def assignments(origin: str, given: str) -> tuple[tuple[str, str], ...]:

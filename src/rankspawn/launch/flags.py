@@ -192,6 +192,22 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             of=_OURS,
         ),
     ),
+    "debuggers": (
+        Flag(
+            "debug",
+            read.debug,
+            "this rank has the terminal for its breakpoint(); 1,hold: the others wait at theirs",
+            other_variable="PADDLE_LAUNCH_DEBUG",
+            of=_OURS,
+        ),
+        Flag(
+            "debugpy",
+            read.debugpy,
+            "this rank, or all, listens for an editor's debugger; 1,wait: and waits for it",
+            other_variable="PADDLE_LAUNCH_DEBUGPY",
+            of=_OURS,
+        ),
+    ),
     "parameter servers": (
         Flag("run_mode", read.run_mode, "collective (the default), ps, ps-heter or rpc"),
         Flag("server_num", read.number(1), "servers on this node"),

@@ -111,9 +111,14 @@ def check_hosts(config: LaunchConfig) -> list[Node]:
             f"--hosts starts collective jobs: with --run_mode {config.run_mode} start a launcher "
             "on each node"
         )
-    if config.progress or config.trace is not None:
-        flag = "--progress" if config.progress else "--trace"
-        raise UsageError(f"{flag} is about one node, and cannot be given with --hosts")
+    about_one = {
+        "--progress": config.progress or None,
+        "--trace": config.trace,
+        "--debug": config.debug,
+    }
+    for flag, asked in about_one.items():
+        if asked is not None:
+            raise UsageError(f"{flag} is about one node, and cannot be given with --hosts")
     try:
         return read_hosts(config.hosts)
     except ValueError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from rankspawn.launch.command_line import is_torchruns
 from rankspawn.launch.flags import PADDLE, TORCHRUN, UsageError
+from rankspawn.plan.devices import VENDORS
 from rankspawn.plan.environ import WORKER_VARIABLE
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -174,3 +175,31 @@ def set_device_type(values: dict[str, Any], device_type: str, origin: str) -> No
             f"{origin} means devices of type {device_type}, but another flag or variable means "
             f"{other}"
         )
+
+
+def worker_count(values: dict[str, Any]) -> dict[str, Any]:
+    """``--nproc_per_node auto`` and ``cpu``, ``gpu`` … mean one worker for each there is."""
+    count = values.get("nproc_per_node")
+    if not isinstance(count, str):
+        return {}
+    if count != "auto":
+        known = ("cpu", *VENDORS)
+        if count not in known:
+            raise UsageError(
+                f"--nproc_per_node {count}: give a number, auto, or a type of device, one of "
+                + ", ".join(known)
+            )
+        set_device_type(values, count, f"--nproc_per_node {count}")
+    return {"nproc_per_node": None}
+
+
+def first_devices(values: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """As many of the selected devices as there are workers, as Paddle's launcher takes them."""
+    devices, count = values.get("devices"), values.get("nproc_per_node")
+    if devices is None or count is None or len(devices) <= count:
+        return {}
+    used = devices[:count]
+    notes.append(
+        f"of {values['devices_name']} {','.join(used)} is used, for --nproc_per_node {count}"
+    )
+    return {"devices": used}

@@ -8,6 +8,7 @@ from rankspawn.launch.controllers import plan_programs, ports_needed, resolve_jo
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.log_folder import LogFolder
 from rankspawn.launch.pod import Pod, name_of
+from rankspawn.plan.environ import breakpoint_env
 from rankspawn.plan.ports import HeldPorts
 from rankspawn.plan.topology import join
 from rankspawn.telling import get_logger
@@ -130,6 +131,12 @@ class ThisNode:
         is_first = not self._was_started and not instruction.restarts
         try:
             planned = self._plan(instruction, resources)
+            told = breakpoint_env(os.environ, is_python=self.config.is_python)
+            planned = [replace(spec, env={**spec.env, **told}) for spec in planned]
+            if self.config.debug is not None or self.config.debugpy is not None:
+                from rankspawn.launch.breakpoints import with_debuggers
+
+                planned = with_debuggers(self.config, planned, resources)
             if self.config.env:
                 own = dict(self.config.env)
                 planned = [replace(spec, env={**spec.env, **own}) for spec in planned]

@@ -156,8 +156,9 @@ class Pod:
             spec.command,
             spec.env,
             self._logs[index],
-            # A debugger in the process whose output is shown can be talked to.
-            reads_input=spec.on_terminal and spec.role == TRAINER,
+            reads_input=spec.reads_input,
+            on_terminal=bool(spec.debugged),
+            hears_interrupts=spec.debugged is not False,
             second_mark=self._more_marks(index),
             error_log=self._error_logs[index],
             cpus=spec.cpus,
@@ -246,7 +247,9 @@ class Pod:
             interrupted: The launcher got SIGINT.
             grace: Seconds between SIGTERM and SIGKILL, if others than the pod's.
         """
-        self._group.stop(self._grace if grace is None else grace, interrupted=interrupted)
+        # While one is debugged, the others do not hear a Ctrl-C in the terminal.
+        reaches = interrupted and all(spec.debugged is None for spec in self.specs)
+        self._group.stop(self._grace if grace is None else grace, interrupted=reaches)
 
     def stop_helpers(self) -> None:
         """After the trainers succeeded: end who served them, and leave alone what they left."""

@@ -45,6 +45,7 @@ class ProgramSpec:
         on_terminal: Its output is also shown live.
         streams: Where its standard output and error go, if each has a file of its own.
         cpus: The CPUs that it may run on; None for those of the launcher.
+        debugged: It has the terminal, to read from and to print to; None if no program has.
     """
 
     role: str
@@ -56,3 +57,11 @@ class ProgramSpec:
     on_terminal: bool
     streams: OwnStreams | None = None
     cpus: frozenset[int] | None = None
+    debugged: bool | None = None
+
+    @property
+    def reads_input(self) -> bool:
+        """Whether it has the launcher's standard input; others have none."""
+        # A debugger in the process whose output is shown can be talked to.
+        first = self.on_terminal and self.role == TRAINER
+        return first if self.debugged is None else self.debugged

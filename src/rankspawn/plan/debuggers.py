@@ -11,38 +11,46 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rankspawn.option_values import DebugpyRequest
-    from rankspawn.options import SpawnOptions
 
 # The port of a rank, with a comma and a word if it waits; empty for one that is not debugged.
 DEBUGPY_VARIABLE = "RANKSPAWN_DEBUGPY"
 
 
-def check_debugpy(options: SpawnOptions, world_size: int) -> None:
-    """Refuse what cannot be debugged.
+def check_debugpy(asked: str, *, other: str) -> None:
+    """Refuse what no rank can be debugged with.
+
+    Args:
+        asked: How the caller asked for it, such as ``debugpy=1``.
+        other: How it asked for the debugger of the terminal, too; empty if it did not.
 
     Raises:
-        ValueError: There is no such rank, or another debugger was asked for, too.
+        ValueError: Another debugger was asked for, too.
         ModuleNotFoundError: There is no debugpy.
     """
-    request = options.debugpy
-    if request is None:
-        return
-    if options.debug is not None:
+    if other:
         raise ValueError(
-            "debug and debugpy cannot be given at once: one debugs in this terminal, the other in "
-            "an editor"
+            f"{other} and {asked} cannot be given at once: one debugs in this terminal, the other "
+            "in an editor"
         )
-    if request.rank is not None and request.rank >= world_size:
-        raise ValueError(f"debugpy={request} is no rank: the ranks are 0 to {world_size - 1}")
     from importlib.util import find_spec
 
     spec = find_spec("debugpy")
     if spec is None or spec.origin is None:  # or it is a folder of that name
         raise ModuleNotFoundError(
-            f"debugpy={request} needs the package debugpy, and this Python ({sys.executable}) has "
-            "none: install it (pip install debugpy), or use debug=RANK in a terminal",
+            f"{asked} needs the package debugpy, and this Python ({sys.executable}) has "
+            "none: install it (pip install debugpy), or debug one rank in a terminal",
             name="debugpy",
         )
+
+
+def check_debugged_rank(asked: str, rank: int | None, world_size: int) -> None:
+    """Refuse a rank that there is not.
+
+    Raises:
+        ValueError: It is out of range.
+    """
+    if rank is not None and rank >= world_size:
+        raise ValueError(f"{asked} is no rank: the ranks are 0 to {world_size - 1}")
 
 
 def hold_debug_ports(request: DebugpyRequest, ranks: Sequence[int]) -> tuple[HeldPorts, list[str]]:

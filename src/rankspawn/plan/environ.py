@@ -38,6 +38,11 @@ TOKEN_VARIABLES = ("RANKSPAWN_JOB_TOKEN", "PADDLE_JOB_TOKEN")
 # The same for the password of an etcd at which the nodes meet.
 ETCD_PASSWORD_VARIABLE = "RANKSPAWN_ETCD_PASSWORD"
 
+# The rank that is debugged; with a comma and the word "hold", the others wait for it.
+DEBUG_VARIABLE = "RANKSPAWN_DEBUG"
+# What Python does at a breakpoint, and what it is told to in the programs of rankrun.
+HOOK_VARIABLE, HOOK = "PYTHONBREAKPOINT", "rankspawn.workers.breakpoints.stop"
+
 # Only the lower-case names: gRPC and Paddle read no others, so the upper-case ones are left to
 # programs that download something.
 _PROXIES = ("http_proxy", "https_proxy")
@@ -283,3 +288,20 @@ def thread_env(
     if environ.get("OMP_NUM_THREADS"):
         return {}
     return {"OMP_NUM_THREADS": str(max(1, cpus // nprocs))}
+
+
+def has_own_breakpoints(environ: Mapping[str, str]) -> bool:
+    """Whether breakpoints are to do what the user has chosen, and not what ``rankrun`` gave."""
+    return environ.get(HOOK_VARIABLE, "") not in ("", HOOK)
+
+
+def breakpoint_env(environ: Mapping[str, str], *, is_python: bool) -> Variables:
+    """What programs are told of breakpoints while none of them is debugged.
+
+    Args:
+        environ: The launcher's own.
+        is_python: They are run by Python.
+    """
+    # It is of a group that the launcher is in.
+    env: Variables = {DEBUG_VARIABLE: None} if DEBUG_VARIABLE in environ else {}
+    return {**env, HOOK_VARIABLE: HOOK} if is_python and not has_own_breakpoints(environ) else env

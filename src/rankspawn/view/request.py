@@ -72,8 +72,10 @@ def check_show_request(options: SpawnOptions, request: ShowRequest | None, world
     ranks = f"the ranks are 0 to {world_size - 1}"
     if isinstance(options.tee, tuple) and options.tee and options.tee[-1] >= world_size:
         raise ValueError(f"tee names rank {options.tee[-1]}, but {ranks}")
-    if options.debug is not None and options.debug.rank >= world_size:
-        raise ValueError(f"debug={options.debug} is no rank: {ranks}")
+    if options.debug is not None:
+        from rankspawn.plan.debuggers import check_debugged_rank
+
+        check_debugged_rank(f"debug={options.debug}", options.debug.rank, world_size)
     if options.debug is not None and options.progress:
         raise ValueError(
             "debug and progress both need the terminal: leave progress out while you debug"

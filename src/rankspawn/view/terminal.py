@@ -51,14 +51,13 @@ class LentTerminal:
     def __init__(self, rank: int) -> None:
         self._rank = rank
         self._group: Group | None = None
-        self._interrupts = _LentInterrupts(self._debugged_runs)
-        self._modes: list[object] | None = None
+        self._interrupts = LentInterrupts(self._debugged_runs)
+        self._modes: TerminalModes | None = None
 
     def begin(self, group: Group) -> None:
         """Remember the terminal as it is."""
         self._group = group
-        with suppress(termios.error):  # no terminal
-            self._modes = termios.tcgetattr(0)
+        self._modes = TerminalModes()
 
     def watched(self) -> AbstractContextManager[None]:
         """A context in which a single Ctrl-C is left to the rank that is debugged."""
@@ -67,10 +66,7 @@ class LentTerminal:
     def finish(self) -> None:
         """Bring the terminal back to what it was; a debugger that was killed could not."""
         if self._modes is not None:
-            with suppress(termios.error, OSError):
-                # In the background, setting the modes would stop this process with SIGTTOU.
-                if os.tcgetpgrp(0) == os.getpgrp():
-                    termios.tcsetattr(0, termios.TCSADRAIN, self._modes)  # type: ignore[arg-type]
+            self._modes.restore()
 
     def _debugged_runs(self) -> bool:
         """Whether the rank that has the terminal still runs."""
@@ -81,7 +77,24 @@ class LentTerminal:
         )
 
 
-class _LentInterrupts:
+class TerminalModes:
+    """The modes of the terminal as they are now, for after a debugger that was killed."""
+
+    def __init__(self) -> None:
+        self._modes: list[object] | None = None
+        with suppress(termios.error):  # no terminal
+            self._modes = termios.tcgetattr(0)
+
+    def restore(self) -> None:
+        """Bring the terminal back to them."""
+        if self._modes is not None:
+            with suppress(termios.error, OSError):
+                # In the background, setting the modes would stop this process with SIGTTOU.
+                if os.tcgetpgrp(0) == os.getpgrp():
+                    termios.tcsetattr(0, termios.TCSADRAIN, self._modes)  # type: ignore[arg-type]
+
+
+class LentInterrupts:
     """Leaves a single Ctrl-C to a rank that has the terminal, where all of the group get it.
 
     Args:
@@ -105,8 +118,12 @@ class _LentInterrupts:
         finally:
             set_handler(signal.SIGINT, before)
 
-    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+    def take(self) -> bool:
+        """Whether an interrupt that has just come means the whole group."""
         last, self._last = self._last, time.monotonic()
         is_second = last is not None and self._last - last < _TWICE_SECONDS
-        if is_second or not self._is_taken():
+        return is_second or not self._is_taken()
+
+    def _on_interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.take():
             signal.default_int_handler(number, frame)

@@ -8,10 +8,12 @@ them in the file at which the ranks of a group can meet.
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import time
 
 from rankspawn.parallel_env import get_rank
+from rankspawn.plan.environ import DEBUG_VARIABLE
 from rankspawn.workers.meeting import MEETING_VARIABLE, PASSED_AT
 
 TYPE_CHECKING = False
@@ -19,9 +21,6 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-# The rank that is debugged; with a comma and the word, the others wait for it.
-DEBUG_VARIABLE = "RANKSPAWN_DEBUG"
-HOLD = "hold"
 # What a rank has passed that ends.
 _ALL = (1 << 64) - 1
 # How often a rank that waits at a breakpoint looks; a person is at the prompt.
@@ -30,12 +29,17 @@ _reached = 0
 
 
 def stop(*args: Any, **options: Any) -> None:
-    """``sys.breakpointhook`` of a program."""
-    stop_at(sys._getframe(1), *args, **options)
+    """What ``PYTHONBREAKPOINT`` names in the programs of ``rankrun``."""
+    stop_at(sys._getframe(1), *args, has_input=reads_pipe(), **options)
 
 
-def stop_at(frame: FrameType, *_: Any, **options: Any) -> None:
+def stop_at(frame: FrameType, *_: Any, has_input: bool = False, **options: Any) -> None:
     """Stop at this frame, pass it, wait at it, or say that nobody could talk to a debugger.
+
+    Args:
+        frame: Where.
+        has_input: Somebody can talk to it, though there is no terminal.
+        options: What ``breakpoint()`` was called with.
 
     Raises:
         RuntimeError: There is no terminal, and no other rank that is debugged.
@@ -51,7 +55,7 @@ def stop_at(frame: FrameType, *_: Any, **options: Any) -> None:
                 _wait_until_passed(_reached)
             return
         _open_debugger(frame, options, counts=bool(comma))
-    elif reads_terminal():
+    elif has_input or reads_terminal():
         _open_debugger(frame, options, counts=False)
     else:
         raise RuntimeError(explain())
@@ -62,7 +66,7 @@ def explain() -> str:
     rank = get_rank()
     return (
         f"a breakpoint in rank {rank}, which has no terminal: give it the one of this program with "
-        f"spawn(..., debug={rank}), or set PYTHONBREAKPOINT=0 to pass it"
+        f"spawn(..., debug={rank}) or rankrun --debug {rank}, or set PYTHONBREAKPOINT=0 to pass it"
     )
 
 
@@ -71,6 +75,14 @@ def reads_terminal() -> bool:
     try:
         return sys.stdin is not None and sys.stdin.isatty()
     except ValueError:  # it was closed
+        return False
+
+
+def reads_pipe() -> bool:
+    """Whether it reads what may hold words for a debugger: no terminal, but no ``/dev/null``."""
+    try:
+        return not stat.S_ISCHR(os.fstat(0).st_mode)
+    except OSError:  # it was closed
         return False
 
 

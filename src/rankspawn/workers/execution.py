@@ -7,6 +7,7 @@ exit code.
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from contextlib import contextmanager
 
@@ -41,6 +42,8 @@ class Program:
         changes: Changes against this process's environment; None removes a variable.
         log: The path of the file that gets its output.
         reads_input: It has this process's standard input; others have none.
+        on_terminal: It prints to where this process does, and not to its log.
+        hears_interrupts: False if Ctrl-C in the terminal is meant for another program.
         second_mark: A mark to carry beside the group's, to be stopped apart from others.
         error_log: The path of the file that gets its standard error; None for the same.
         cpus: The CPUs that it may run on; None for those of this process.
@@ -52,6 +55,8 @@ class Program:
     changes: Mapping[str, str | None] = field(repr=False)
     log: str
     reads_input: bool = False
+    on_terminal: bool = False
+    hears_interrupts: bool = True
     second_mark: str | None = None
     error_log: str | None = None
     cpus: frozenset[int] | None = None
@@ -130,13 +135,13 @@ def _execute(program: Program, environ: Mapping[str, str], *, keep_log: bool) ->
     try:
         if program.error_log is not None:
             errors = open_log(program.error_log, keep=keep_log)
-        with _bound_to(program.cpus):
+        with _bound_to(program.cpus), _deaf(not program.hears_interrupts):
             child = subprocess.Popen(
                 program.command,
                 env=environ,
                 stdin=None if program.reads_input else subprocess.DEVNULL,
-                stdout=log.fileno(),
-                stderr=errors.fileno(),
+                stdout=None if program.on_terminal else log.fileno(),
+                stderr=None if program.on_terminal else errors.fileno(),
                 # Ours are close-on-exec. That they stay open until then matters: the guardian
                 # takes a closed lifeline for our death, and by then the mark is there to be found.
                 close_fds=False,
@@ -147,6 +152,19 @@ def _execute(program: Program, environ: Mapping[str, str], *, keep_log: bool) ->
     # It is reaped through WorkerPopen; this keeps subprocess from waiting for it as well.
     child.returncode = 0
     return adopt_child(child.pid)
+
+
+@contextmanager
+def _deaf(to_interrupts: bool) -> Iterator[None]:
+    """Have what is executed ignore Ctrl-C: it inherits what this process ignores."""
+    if not to_interrupts:
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import os
 import sys
 
 from rankspawn.parallel_env import get_rank
+from rankspawn.plan.environ import has_own_breakpoints
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def listen(asked: str) -> None:
 
 def _take_breakpoints(hook: Any) -> None:
     """Unless the program has chosen something else for them."""
-    if not os.environ.get("PYTHONBREAKPOINT"):
+    if not has_own_breakpoints(os.environ):
         sys.breakpointhook = hook
 
 
