@@ -77,7 +77,9 @@ def spawn_ranks(
     check_rank_args(options, job.resources.nprocs)
     func = check_func(func, arguments, options)
     spectators = _spectators(job)
-    recorder = None if options.trace is None else _recorder(func, job)
+    recorder = None
+    if options.trace is not None:
+        recorder = _recorder(func, options.trace, _places(job), job.topology.node_rank)
     if recorder is not None:
         spectators.append(recorder)
     if job.resources.warning:
@@ -121,13 +123,20 @@ def _spawn_on_cluster(
     from rankspawn.cluster.starting import make_starter
 
     counts = check_counts(nprocs)
+    recorder = None if options.trace is None else _recorder(task.func, options.trace, [])
     starter = make_starter(
-        options.cluster, task, options, counts, daemon=bool(daemon), logging=logging
+        options.cluster,
+        task,
+        options,
+        counts,
+        daemon=bool(daemon),
+        logging=logging,
+        recorder=recorder,
     )
     spectators = starter.spectators()
     make = also(MultiprocessContext, "paddle.distributed.spawn", "MultiprocessContext")
     return start_context(
-        starter.start, _policy(options, None), join=bool(join), spectators=spectators, make=make
+        starter.start, _policy(options, recorder), join=bool(join), spectators=spectators, make=make
     )
 
 
@@ -210,15 +219,16 @@ def _spectators(job: Job) -> list[Spectator]:
     return spectators
 
 
-def _recorder(func: Callable[..., Any], job: Job) -> Recorder:
+def _recorder(
+    func: Callable[..., Any], trace: str, places: Sequence[Place], node_rank: int = 0
+) -> Recorder:
     """Who writes the trace that was asked for."""
     from rankspawn.trace.recorder import Recorder
     from rankspawn.trace.request import describe_run, place_trace
 
-    assert job.options.trace is not None
-    path = place_trace(job.options.trace, node_rank=job.topology.node_rank)
+    path = place_trace(trace, node_rank=node_rank)
     name = getattr(func, "__qualname__", type(func).__name__)
-    return Recorder(path, _places(job), describe_run(str(name)))
+    return Recorder(path, places, describe_run(str(name)))
 
 
 def _places(job: Job) -> list[Place]:

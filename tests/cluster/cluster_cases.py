@@ -113,6 +113,7 @@ async def take_part(*, own: str) -> tuple[str, int]:
     """Report, and give back what the rank was told; one of them fails."""
     await asyncio.sleep(0)
     rankspawn.report(step=1)
+    print(own)
     if own == "b":
         raise ValueError(f"on purpose: {own}")
     return own, logging.getLogger(LOGGER).level

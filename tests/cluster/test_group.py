@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,7 +37,9 @@ def run(engine: FakeEngine, **options: Any) -> MultiprocessContext:
     return context
 
 
-def test_what_one_machine_can_do_ranks_on_nodes_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_one_machine_can_do_ranks_on_nodes_can(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(logging.getLogger(cases.LOGGER), "level", 7)
     told: dict[int, Steps] = {}
     with pytest.raises(ProcessExceptionGroup) as caught:
@@ -49,6 +52,7 @@ def test_what_one_machine_can_do_ranks_on_nodes_can(monkeypatch: pytest.MonkeyPa
             logging="inherit",
             on_failure="continue",
             on_report=told.__setitem__,
+            trace=tmp_path / "run.json",
         )
 
     assert caught.value.results == {0: ("a", 7), 2: ("c", 7)}
@@ -56,6 +60,10 @@ def test_what_one_machine_can_do_ranks_on_nodes_can(monkeypatch: pytest.MonkeyPa
     assert isinstance(error, ProcessRaisedException)
     assert (error.rank, str(error.exception)) == (1, "on purpose: b")
     assert {rank: steps.step for rank, steps in told.items()} == {0: 1.0, 1: 1.0, 2: 1.0}
+    assert sorted(capfd.readouterr().out.split()) == ["a", "b", "c"]  # as they are, nobody asked
+    trace = (tmp_path / "run.json").read_text()
+    assert all(f"rank {rank}" in trace for rank in range(3))
+    assert all(word in trace for word in ("local0", "local1", "on purpose: b"))
 
 
 def test_an_error_has_the_stacks_of_ranks_on_all_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,3 +123,15 @@ def test_the_time_in_a_queue_is_no_part_of_a_timeout(
     assert supervisor.deadline is not None
     supervised_at = supervisor.deadline - queued - 10 * DEADLOCK
     assert began - 0.001 <= supervised_at <= time.monotonic() + 0.001
+
+
+def test_what_goes_wrong_once_they_run_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("rankspawn.cluster.starting.ClusterStarter._note_nodes", refuse)
+    engine = FakeEngine(1, {(0, "start"): runs_on})
+    with pytest.raises(OSError, match="no space left"):
+        run(engine)
+
+    assert engine.agents[0].simulated.heard[-1] == "stop"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import rankspawn
@@ -19,6 +19,7 @@ from rankspawn.cluster.group import ClusterGroup
 from rankspawn.cluster.node_state import NodeState
 from rankspawn.cluster.printed import InMemory, Logs, Merged
 from rankspawn.cluster.terms import Terms
+from rankspawn.descriptors import make_room_for_descriptors
 from rankspawn.functions import name_of
 from rankspawn.option_values import read_variables
 from rankspawn.options import SpawnOptions, check_rank_args
@@ -33,6 +34,7 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.cluster.printed import Printed
     from rankspawn.supervise.group import Spectator
+    from rankspawn.trace.recorder import Recorder
     from rankspawn.view.request import ShowRequest
     from rankspawn.view.viewer import View
     from rankspawn.workers.payload import Payload
@@ -52,8 +54,10 @@ _NOT_HERE = {
     "use_paddlecloud": "the engine says what nodes there are",
     "debug": "ranks on other machines have no terminal here",
     "debugpy": "ranks on other machines listen at no port of this one",
-    "trace": "a trace is of one machine",
 }
+# Of ranks that are watched: two of a file with its output, and one each for the view, a watch
+# for stalls and a trace.
+_DESCRIPTORS_PER_RANK = 5
 _PREFIX = "[{host} rank {rank}] "
 
 
@@ -97,7 +101,7 @@ def counts_of(nprocs: int | Sequence[int], nodes: Sequence[Node]) -> list[int]:
     return list(nprocs)
 
 
-@dataclass
+@dataclasses.dataclass
 class ClusterStarter:
     """Starts groups of one call of ``spawn``.
 
@@ -108,6 +112,7 @@ class ClusterStarter:
         nprocs: Ranks on each node.
         daemon: The processes' daemon flag.
         logging: How it is set up here, if ranks are to have the same.
+        recorder: Who writes a trace, if one was asked for.
         view: Who shows what they print, if anybody does.
     """
 
@@ -117,6 +122,7 @@ class ClusterStarter:
     nprocs: int | Sequence[int]
     daemon: bool
     logging: bytes | None = None
+    recorder: Recorder | None = None
     view: View | None = None
 
     def __post_init__(self) -> None:
@@ -131,7 +137,7 @@ class ClusterStarter:
         if self.request is not None and options.prefix is None and self.request.prefix:
             self.request = replace(self.request, prefix=_PREFIX)
         # Nobody has to tell the ranks' lines apart.
-        watches = options.progress or options.stall_timeout is not None
+        watches = options.progress or (options.stall_timeout, options.trace) != (None, None)
         self._is_plain = options.tee is None and not watches and options.log_dir is None
 
     def check(self, counts: Sequence[int]) -> None:
@@ -144,15 +150,18 @@ class ClusterStarter:
             world_size = sum(counts)
             check_rank_args(self.options, world_size)
             check_show_request(self.options, self.request, world_size)
+            if not self._is_plain:
+                make_room_for_descriptors(_DESCRIPTORS_PER_RANK * world_size)
 
     def spectators(self) -> list[Spectator]:
         """Who shows what ranks do."""
-        if self.request is None:
-            return []
-        from rankspawn.view.viewer import View
+        found: list[Spectator] = [] if self.recorder is None else [self.recorder]
+        if self.request is not None:
+            from rankspawn.view.viewer import View
 
-        self.view = View(self.request, [])
-        return [self.view]
+            self.view = View(self.request, [])
+            found.append(self.view)
+        return found
 
     def start(self, restart_count: int) -> ClusterGroup:
         """Start all ranks on all nodes, or none."""
@@ -187,16 +196,28 @@ class ClusterStarter:
         group.stops_on_failure = options.on_failure == "stop"
         group.what = name_of(self.task.func)
         group.start(counts, self._deadline, engine.start_timeout)
-        self._note_nodes(states, printed)
+        try:
+            self._note_nodes(states, printed)
+        except BaseException:  # a folder that is full, a filter of warnings
+            group.stop(0.0)
+            group.close()
+            raise
         return group
 
     def _note_nodes(self, nodes: Sequence[NodeState], printed: Printed) -> None:
         """What is known once all nodes have answered."""
         if isinstance(printed, Logs):
             printed.make(sum(node.count for node in nodes))
+        places = [place for node in nodes for place in _places(node, nodes)]
         if self.view is not None:
-            places = [place for node in nodes for place in _places(node, nodes)]
             self.view.places = places[:1] if self._is_plain else places
+        if self.recorder is not None:
+            self.recorder.take_places(
+                [
+                    dataclasses.replace(place, device=f"{place.host} {place.device}")
+                    for place in places
+                ]
+            )
         warnings = {node.warning for node in nodes if node.warning}
         if not self._warned:
             self._warned = True
@@ -260,7 +281,7 @@ class ClusterStarter:
                 "daemon": self.daemon,
                 "what": name_of(self.task.func),
                 "looked_at": options.progress
-                or (options.on_report, options.stall_timeout) != (None, None),
+                or (options.on_report, options.stall_timeout, options.trace) != (None, None, None),
                 "setting": sent,
                 "payload": {"task": payload.task.table},
             },
@@ -307,6 +328,7 @@ def make_starter(
     *,
     daemon: bool,
     logging: bytes | None,
+    recorder: Recorder | None,
 ) -> ClusterStarter:
     """What starts the groups of this call; see :class:`ClusterStarter`.
 
@@ -314,4 +336,4 @@ def make_starter(
         ValueError, TypeError: Something asked for cannot be; nothing was started.
     """
     check_options(options)
-    return ClusterStarter(engine, task, options, nprocs, daemon, logging)
+    return ClusterStarter(engine, task, options, nprocs, daemon, logging, recorder)

@@ -146,13 +146,18 @@ class _Looking:
         from rankspawn.parallel.looking import waited_for  # here, since it counts in a look
 
         self._waited_for = waited_for
-        pids = [process.popen.pid for process in group.processes]
-        self._pids = {lane.rank: pid for lane, pid in zip(self._lanes, pids, strict=True)}
+        # Numbers of other machines mean something else here.
+        self._pids = {
+            lane.rank: process.popen.pid
+            for lane, process in zip(self._lanes, group.processes, strict=True)
+            if not hasattr(process.popen, "host")
+        }
         self._start = self._now()
         self._recording.starts.append(self._start)
         for lane, process in zip(self._lanes, group.processes, strict=True):
             pid = process.popen.pid
-            lane.starts(max(0.0, self._start - _age_of(pid)), pid)
+            age = _age_of(pid) if lane.rank in self._pids else 0.0
+            lane.starts(max(0.0, self._start - age), pid)
         try:
             for index in range(len(group.processes)):
                 self._outputs.append(group.open_output(index))
@@ -182,10 +187,9 @@ class _Looking:
             self._closed.set()
 
     def _open_meters(self) -> Meters:
-        from rankspawn.view.measure import Meters  # imports psutil: 20 ms
+        from rankspawn.view.measure import meters_of  # imports psutil: 20 ms
 
-        pids = [process.popen.pid for process in self._group.processes]
-        return Meters(pids, [place.gpu for place in self._recorder.places])
+        return meters_of(self._group, self._recorder.places)
 
     def _run(self) -> None:
         """Runs in the thread: look until the group is closed, and once more."""
@@ -238,7 +242,7 @@ class _Looking:
             if index in self._running:
                 lane.takes(self._meters.look(index), self._now())
         # Nothing, and cheap, unless ranks talk.
-        waits = self._waited_for(self._pids, os.getpid())
+        waits = self._waited_for(self._pids, os.getpid()) if self._pids else {}
         for lane in self._lanes:
             if lane.rank in waits:
                 lane.waits(waits[lane.rank], self._now())

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    from rankspawn.supervise.group import Group
+    from rankspawn.view.sources import Place
+
 
 class ProcessMeter:
     """A meter of one worker's CPU and memory; its descendants are not counted."""
@@ -121,3 +124,10 @@ class Meters:
         """Let go of the management library."""
         if self._gpu_meter is not None:
             self._gpu_meter.close()
+
+
+def meters_of(group: Group, places: Sequence[Place]) -> Meters:
+    """Those of a group's ranks; of ranks on other machines only their agents could know."""
+    here = not any(hasattr(process.popen, "host") for process in group.processes)
+    pids = [process.popen.pid if here else None for process in group.processes]
+    return Meters(pids, [place.gpu if here else None for place in places])

@@ -161,12 +161,9 @@ class _Showing:
         """The meters of the ranks, if there is a view of them."""
         if self._board.interval is None:
             return None
-        from rankspawn.view.measure import Meters  # imports psutil: 20 ms
+        from rankspawn.view.measure import meters_of  # imports psutil: 20 ms
 
-        # Of processes on other machines nothing is known here but what their agents say.
-        here = not any(hasattr(process.popen, "host") for process in self._group.processes)
-        pids = [process.popen.pid if here else None for process in self._group.processes]
-        return Meters(pids, [place.gpu if here else None for place in self._view.places])
+        return meters_of(self._group, self._view.places)
 
     def _run(self) -> None:
         """Runs in the thread: show everything until the group is closed, and let go of it all."""
