@@ -69,6 +69,7 @@ class AgentLoop:
         self._ended: set[int] = set()
         self._stopping: threading.Thread | None = None
         self._all_are_gone = False
+        self._nothing_is_left = False  # of what they started either
         self._is_stopped = False  # and the driver knows
         self._is_ending = False
         self._leaves_at: float | None = None  # a signal asked for it, and all is said
@@ -246,6 +247,7 @@ class AgentLoop:
     def _stop_now(self, group: WorkerGroup, grace: float) -> None:
         try:
             group.stop(grace)
+            self._nothing_is_left = True
         finally:
             self._all_are_gone = True
 
@@ -324,7 +326,8 @@ class AgentLoop:
         group = self._ranks.group
         if group is not None and not group.closed:
             group.collect()
-            if not group.all_ended or group.has_failed:
+            # Once is enough: a second look through all processes would hold up the driver.
+            if not self._nothing_is_left and (not group.all_ended or group.has_failed):
                 group.stop(self._ranks.grace)
         if self._outputs is not None:
             self._outputs.close()

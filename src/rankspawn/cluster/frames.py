@@ -131,7 +131,9 @@ class Outbox:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._urgent: deque[bytes | memoryview] = deque()
-        self._bulk: deque[tuple[Header, memoryview]] = deque()
+        # With the offset of what is cut in pieces when its turn comes: all pieces of a large
+        # payload, for a thousand nodes, would be more than the payload.
+        self._bulk: deque[tuple[Header, memoryview, int | None]] = deque()
         self._size = 0
 
     @property
@@ -163,16 +165,15 @@ class Outbox:
             offset: That of the first one.
         """
         view = memoryview(blob)
-        with self._lock:
-            for start in range(0, len(view), PIECE):
-                piece = view[start : start + PIECE]
-                self._bulk.append(({**header, "offset": offset + start}, piece))
-            self._size += len(view)
+        if len(view):
+            with self._lock:
+                self._bulk.append((header, view, offset))
+                self._size += len(view)
 
     def put_last(self, header: Header, blob: bytes | memoryview = b"") -> None:
         """A frame after all pieces that wait now."""
         with self._lock:
-            self._bulk.append((header, memoryview(blob)))
+            self._bulk.append((header, memoryview(blob), None))
             self._size += len(blob) + 1
 
     def write_to(self, fd: int) -> bool:
@@ -187,10 +188,7 @@ class Outbox:
                     if not self._bulk:
                         self._size = 0
                         return False
-                    header, piece = self._bulk.popleft()
-                    self._urgent.append(encode(header, piece))
-                    if len(piece):
-                        self._urgent.append(piece)
+                    self._urgent.extend(self._next_piece())
                 data = self._urgent[0]
             try:
                 done = os.write(fd, data)
@@ -203,3 +201,14 @@ class Outbox:
                     self._urgent[0] = rest
                 else:
                     self._urgent.popleft()
+
+    def _next_piece(self) -> list[bytes | memoryview]:
+        """The next frame of those that are not urgent; called with the lock."""
+        header, blob, offset = self._bulk.popleft()
+        if offset is not None:
+            header = {**header, "offset": offset}
+            if len(blob) > PIECE:
+                self._bulk.appendleft((header, blob[PIECE:], offset + PIECE))
+                blob = blob[:PIECE]
+        frame: list[bytes | memoryview] = [encode(header, blob)]
+        return [*frame, blob] if len(blob) else frame

@@ -85,11 +85,13 @@ class Ray:
                 [self._resources] * len(self.nodes()), strategy="STRICT_SPREAD"
             )
             undo.callback(ray.util.remove_placement_group, group)
-            self._wait_for(ray, group)
             words = [*([self._python] if self._python else []), *request.command("")[1:]]
+            # They wait for the place by themselves, and go with it.
+            kind = actor_class(ray)
+            actors = [self._actor(ray, kind, group, number) for number in range(len(self.nodes()))]
+            self._wait_for(ray, group)
             places = _places(ray, group)
             deadline = SharedDeadline(request.grace + TIME_TO_KILL)
-            actors = [self._actor(ray, group, number) for number in range(len(places))]
             shared = Shared(ray, len(places), deadline, undo.pop_all())
         for actor in actors:
             actor.open.remote(words, self._environ())
@@ -128,22 +130,18 @@ class Ray:
                 )
             _log.warning("waiting for Ray to find %s; it has %d: see `ray status`", what, len(have))
 
-    def _actor(self, ray: Any, group: Any, number: int) -> Any:
+    def _actor(self, ray: Any, kind: Any, group: Any, number: int) -> Any:
         strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
             group, placement_group_bundle_index=number
         )
         others = {k: v for k, v in self._resources.items() if k not in ("CPU", "GPU", "memory")}
-        return (
-            actor_class(ray)
-            .options(
-                num_cpus=self._resources.get("CPU", 0),
-                num_gpus=self._resources.get("GPU", 0),
-                memory=self._resources.get("memory"),
-                resources=others or None,
-                scheduling_strategy=strategy,
-            )
-            .remote()
-        )
+        return kind.options(
+            num_cpus=self._resources.get("CPU", 0),
+            num_gpus=self._resources.get("GPU", 0),
+            memory=self._resources.get("memory"),
+            resources=others or None,
+            scheduling_strategy=strategy,
+        ).remote()
 
     def _environ(self) -> dict[str, str]:
         """What the resources say to an agent that looks for devices."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 
 import pytest
 
@@ -77,3 +78,17 @@ def test_what_is_urgent_goes_between_pieces() -> None:
     pieces = {header["offset"]: blob for header, blob in heard if header["is"] == "data"}
     assert b"".join(blob for _, blob in sorted(pieces.items())) == large
     assert outbox.size == 0
+
+
+def test_a_large_blob_is_cut_only_when_it_goes() -> None:
+    blob = memoryview(bytes(64 << 20))
+    outboxes = [Outbox() for _ in range(50)]
+    tracemalloc.start()
+    try:
+        for outbox in outboxes:
+            outbox.put_pieces({"is": "payload"}, blob)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken < 50 * 10_000
+    assert outboxes[0].size == len(blob)

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from rankspawn.launch.rendezvous.keyvalues import LONGEST_KEY, KeyValues
 from rankspawn.launch.rendezvous.store import (
+    Changes,
     Entry,
     LeaseExpiredError,
     RevisionGoneError,
@@ -25,6 +26,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 # Nobody needs a longer lease, and memory that is bound to one should come free some day.
 LONGEST_LEASE = 3600.0
 LONGEST_WAIT = 60.0
+# Answers that are kept for those who ask the same, and how long one may be.
+_ANSWERS_KEPT = 8
+_LONGEST_KEPT = 1 << 20
 # Revisions and leases count up from the time in nanoseconds; this lasts to the year 2262.
 _HIGHEST = (1 << 63) - 1
 
@@ -61,6 +65,9 @@ class Service:
             "changes": self._changes,
         }
         self._was_reported = False
+        # What was asked, and the answer, at this revision.
+        self._answers: dict[tuple[object, ...], bytes] = {}
+        self._answers_of = values.revision
 
     def answer(self, payload: bytes, now: float) -> bytes | WaitingRequest:
         """The answer to a request, or its place in the queue."""
@@ -78,16 +85,31 @@ class Service:
             # One client's request must not end the job of all, whatever was not thought of.
             self._report(error)
             return _error("refused", _BadRequestError("the master cannot answer this"))
-        return result if isinstance(result, WaitingRequest) else _encode({"ok": result})
+        return result if isinstance(result, WaitingRequest | bytes) else _encode({"ok": result})
 
     def answer_waiting(self, waiting_request: WaitingRequest) -> bytes:
         """The answer to a request whose changes have come, or whose time is up."""
+        prefix, after = waiting_request.prefix, waiting_request.after
         try:
-            changes = self.values.changes(waiting_request.prefix, waiting_request.after)
+            return self._once(
+                ("changes", prefix, after), lambda: _as_answer(self.values.changes(prefix, after))
+            )
         except RevisionGoneError as error:
             return _error("revision", error)
-        entries = [_plain(entry) for entry in changes.entries]
-        return _encode({"ok": [changes.revision, entries, list(changes.deleted)]})
+
+    def _once(self, what: tuple[object, ...], make: Callable[[], bytes]) -> bytes:
+        """An answer that a thousand nodes get is made once, as long as nothing changes."""
+        if self._answers_of != self.values.revision:
+            self._answers_of = self.values.revision
+            self._answers.clear()
+        if (known := self._answers.get(what)) is not None:
+            return known
+        answer = make()
+        if len(answer) <= _LONGEST_KEPT:
+            if len(self._answers) >= _ANSWERS_KEPT:
+                self._answers.clear()
+            self._answers[what] = answer
+        return answer
 
     def _report(self, error: Exception) -> None:
         # Once: who can cause it can cause it a thousand times in a second.
@@ -95,9 +117,10 @@ class Service:
             self._was_reported = True
             logger.error("the master cannot answer a request", exc_info=error)
 
-    def _get(self, request: _Request, _now: float) -> object:
-        entry = self.values.get(request.key("key"))
-        return entry and _plain(entry)
+    def _get(self, request: _Request, _now: float) -> bytes:
+        key = request.key("key")
+        entry = self.values.get(key)
+        return self._once(("get", key), lambda: _encode({"ok": entry and _plain(entry)}))
 
     def _prefix(self, request: _Request, _now: float) -> object:
         found = self.values.prefix(request.key("prefix"))
@@ -139,8 +162,8 @@ class Service:
         changes = self.values.changes(waiting_request.prefix, waiting_request.after)
         if not changes.entries and not changes.deleted and wait:
             return waiting_request
-        entries = [_plain(entry) for entry in changes.entries]
-        return [changes.revision, entries, list(changes.deleted)]
+        what = ("changes", waiting_request.prefix, waiting_request.after)
+        return self._once(what, lambda: _as_answer(changes))
 
 
 class _Request:
@@ -196,6 +219,11 @@ def _unknown(_request: _Request, _now: float) -> object:
 
 def _plain(entry: Entry) -> list[object]:
     return [entry.key, entry.value, entry.created, entry.revision]
+
+
+def _as_answer(changes: Changes) -> bytes:
+    entries = [_plain(entry) for entry in changes.entries]
+    return _encode({"ok": [changes.revision, entries, list(changes.deleted)]})
 
 
 def _error(kind: str, error: Exception) -> bytes:

@@ -9,6 +9,7 @@ import pytest
 
 from rankspawn.launch.rendezvous.keyvalues import KeyValues, Limits
 from rankspawn.launch.rendezvous.service import Service, WaitingRequest
+from rankspawn.launch.rendezvous.store import Changes
 from tests.launch.rendezvous.hostile import hostile_requests
 
 
@@ -103,3 +104,37 @@ def test_a_wait_of_no_time_is_answered_at_once() -> None:
     service = Service(KeyValues())
     answer = ask(service, {"op": "changes", "prefix": "a", "after": 0, "wait": 0})
     assert answer == {"ok": [0, [], []]}
+
+
+def test_an_answer_that_many_get_is_made_once_and_is_never_an_old_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    service = Service(KeyValues())
+    service.values.put("job/state", "first")
+    looks, changes = [], service.values.changes
+
+    def look(prefix: str, after: int) -> Changes:
+        looks.append(after)
+        return changes(prefix, after)
+
+    monkeypatch.setattr(service.values, "changes", look)
+    waiting = WaitingRequest("job/", 0, 1.0)
+    answers = {service.answer_waiting(waiting) for _ in range(1000)}
+    assert len(answers) == len(looks) == 1
+    get = {"op": "get", "key": "job/state"}
+    assert ask(service, get) == ask(service, get)
+    service.values.put("job/state", "second")
+    assert "second" in service.answer_waiting(waiting).decode()
+    assert ask(service, get)["ok"][1] == "second"
+    service.values.delete("job/state")
+    assert ask(service, get)["ok"] is None
+
+
+def test_what_is_kept_of_answers_is_bounded() -> None:
+    service = Service(KeyValues())
+    service.values.put("large", "x" * (1 << 20))
+    ask(service, {"op": "get", "key": "large"})
+    for number in range(100):
+        ask(service, {"op": "get", "key": str(number)})
+    assert 0 < len(service._answers) <= 8
+    assert all(len(answer) < 100 for answer in service._answers.values())
