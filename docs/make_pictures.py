@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import live_view
-import talking_pictures
+import measured_pictures
 import trace_picture
 from rich.console import Console
 from rich.table import Table
@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
     draw(folder / "testing.svg", "pytest", run(test, "test_train.py", options))
     draw(folder / "doctor.svg", "rankspawn doctor", imagined_report())
     draw(folder / "live-view.svg", "rankspawn.spawn(..., progress=True)", live_view.record(WIDTH))
-    talking_pictures.draw_all(folder)
+    measured_pictures.draw_all(folder)
     if not trace_picture.draw_trace(folder / "trace.png"):
         print("!!!!! NO PICTURE OF A TRACE: it needs Chromium (Debian: chromium) !!!!!")
 
@@ -69,7 +69,7 @@ def is_stale(kept: Path, made: Path) -> bool:
     """Whether a kept picture tells something else than the one that was made now."""
     if made.suffix == ".png":
         return trace_picture.is_stale(kept)
-    if made.name in talking_pictures.NAMES:  # what they show is numbers and places
+    if made.name in measured_pictures.NAMES:  # what they show is numbers and places
         return not kept.exists() or kept.read_text() != made.read_text()
     return not kept.exists() or words_of(kept) != words_of(made)
 

@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
-from xml.etree import ElementTree
 
 import pytest
 
@@ -239,19 +238,6 @@ def test_the_picture_of_a_trace_is_of_the_page_as_it_is(monkeypatch: pytest.Monk
     trace_picture = importlib.import_module("trace_picture")
     kept = ROOT / "docs" / "pictures" / "trace.png"
     assert not trace_picture.is_stale(kept), f"it is stale: {MAKE}"
-
-
-def test_the_pictures_of_ranks_that_talk_are_of_what_was_measured(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    made = importlib.import_module("talking_pictures").make_all()
-
-    folder = ROOT / "docs" / "pictures"
-    assert made == {name: (folder / name).read_text() for name in made}, f"stale: {MAKE}"
-    for text in made.values():
-        ElementTree.fromstring(text)
-        assert "prefers-color-scheme: dark" in text
 
 
 def test_the_tests_that_a_page_names_exist() -> None:

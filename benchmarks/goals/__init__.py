@@ -1,4 +1,10 @@
-"""What is measured for each goal, and what counts as met. Pure: no module here runs anything.
+"""All goals, as data: what is measured, by which program, and what counts as met."""
 
-Each has ``trials(scale)``, what to run, and ``lines(table, scale)``, what came of it.
-"""
+from __future__ import annotations
+
+from benchmarks.goals import curves, ending, machines, starting, talking, troubles, values, waiting
+from benchmarks.records import Goal
+
+_MODULES = (waiting, starting, values, ending, talking, machines, troubles, curves)
+GOALS: list[Goal] = [goal for module in _MODULES for goal in module.GOALS]
+SECTIONS = [module.SECTION for module in _MODULES]

@@ -12,8 +12,11 @@ from typing import Any
 PREFIX = "FIGURES "
 
 
-def run(measure: Callable[[Mapping[str, Any]], Mapping[str, float]]) -> None:
-    """Call ``measure`` with the trial as a mapping, and print what it returns."""
+def run(measure: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
+    """Call ``measure`` with the trial as a mapping, and print what it returns.
+
+    Figures that were measured in turns are a list, in which neighbours belong together.
+    """
     allow_many_descriptors()
     figures = measure(json.loads(sys.argv[1]))
     print("\n" + PREFIX + json.dumps(figures), flush=True)

@@ -1,0 +1,152 @@
+"""What is wanted, measured and shown fits together; nothing is measured here."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from benchmarks import page
+from benchmarks.goals import GOALS
+from benchmarks.judging import figures_of, judge
+from benchmarks.measurements_file import merged, read_measurements, write_measurements
+from benchmarks.needs import missing, needs
+from benchmarks.planning import Case, cases_of, trials_of
+from benchmarks.records import FAILED, Figure, Goal, Measurement, Table, Trial
+from benchmarks.running import Runner, TrialError
+
+ROOT = Path(__file__).parent.parent
+MAKE = "run python -m benchmarks --pages"
+OURS = Trial("start", "rankspawn fork", 8)
+PEER = Trial("start", "multiprocessing fork", 8)
+SLOW = Trial("start", "torch spawn", 8, slow=True)
+GOAL = Goal("start", "ours over theirs", "slower", Figure(OURS), Figure(PEER), at_most=1.2)
+
+
+class TestPages:
+    def test_pages_show_what_is_kept(self) -> None:
+        made = page.parts(read_measurements())
+
+        stale = [
+            p.name for p in page.pages() if page.replaced(p.read_text(), made) != p.read_text()
+        ]
+
+        assert stale == [], MAKE
+
+    def test_pictures_show_what_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.syspath_prepend(str(ROOT / "docs"))
+        made = importlib.import_module("measured_pictures").make_all()
+
+        folder = ROOT / "docs" / "pictures"
+        assert made == {name: (folder / name).read_text() for name in made}, MAKE
+        for text in made.values():
+            ElementTree.fromstring(text)
+            assert "prefers-color-scheme: dark" in text
+
+    def test_a_part_that_nothing_is_made_for_is_an_error(self) -> None:
+        text = "<!-- made: gone -->\nold\n<!-- end -->"
+        with pytest.raises(ValueError, match="gone"):
+            page.replaced(text, {})
+        assert page.replaced(text, {"gone": "new"}) == text.replace("old", "new")
+
+
+class TestGoals:
+    def test_each_is_one_row_with_a_program_of_its_own(self) -> None:
+        assert len({(goal.section, goal.what) for goal in GOALS}) == len(GOALS)
+        scripts = {trial.script for trial in trials_of(GOALS)}
+        folder = ROOT / "benchmarks" / "trials"
+        assert {name for name in scripts if not (folder / f"{name}.py").exists()} == set()
+
+    def test_what_is_missed_says_so(self) -> None:
+        table = Table([measured(OURS, 2.0), measured(PEER, 1.0)])
+        assert judge(GOAL, table).verdict == "MISSED"
+        assert judge(replace(GOAL, at_most=2.5), table).verdict == "met"
+        assert judge(replace(GOAL, at_most=None), table).verdict == ""
+        assert judge(GOAL, Table([measured(OURS, 2.0)])).verdict == "not measured"
+
+    def test_peers_have_one_version_each(self) -> None:
+        groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+        pinned = [package for group in groups.values() for package in group]
+        assert all(re.fullmatch(r"[\w-]+==[\d.]+", package) for package in pinned)
+        others = (ROOT / "noxfile.py", ROOT / "benchmarks" / "install_peers.py")
+        for package in pinned:
+            assert all(f"{package.partition('==')[0]}==" not in path.read_text() for path in others)
+
+
+class TestKeeping:
+    def test_new_figures_take_the_place_of_those_of_the_same_trial(self, tmp_path: Path) -> None:
+        old = [measured(OURS, 1.0), measured(OURS, 1.5, 1), measured(PEER, 3.0)]
+        new = [measured(OURS, 2.0), replace(measured(PEER, 1.0), metric=FAILED)]
+        path = tmp_path / "kept.csv"
+
+        write_measurements(path, merged(old, new))
+
+        kept = read_measurements(path)
+        assert [(one.trial, one.value) for one in kept] == [(PEER, 3.0), (OURS, 2.0)]
+        assert kept[0] == old[2]
+
+
+class TestPlanning:
+    def test_what_is_compared_runs_together(self) -> None:
+        alone = Trial("idle", "rankspawn fork", 4)
+        goals = [
+            GOAL,
+            replace(GOAL, other=Figure(SLOW)),
+            replace(GOAL, ours=Figure(alone), other=None),
+        ]
+        found = [case.trials for case in cases_of(goals, trials_of(goals))]
+        assert found == [[OURS, PEER, SLOW], [alone]]
+
+    def test_what_is_missing_is_named(self) -> None:
+        assert missing([OURS, SLOW], lambda _: False) == {"torch": [SLOW]}
+        assert needs(Trial("engines", "Slurm", 2)) >= {"program srun"}
+
+    def test_series_have_every_number_of_workers(self) -> None:
+        goal = Goal("start", "growth", "exponent", Figure(OURS), nprocs=(2, 4))
+        assert [one.trial.nprocs for one in figures_of(goal)] == [2, 4]
+        table = Table([measured(replace(OURS, nprocs=n), float(n)) for n in (2, 4)])
+        figure = judge(goal, table).figure
+        assert figure is not None
+        assert figure.median == pytest.approx(1.0)
+
+
+class Pretended(Runner):
+    """Trials that take no time, and the last of them fails."""
+
+    def run_trial(self, trial: Trial) -> dict[str, float | list[float]]:
+        """What is told to take long does not."""
+        if trial is PEER:
+            raise TrialError("on purpose")
+        return {"seconds": [1.0, 2.0] if trial is SLOW else 1.0}
+
+
+class TestRunning:
+    def run(self, told: list[str], deadline: float = float("inf")) -> Iterator[Measurement]:
+        cases = [Case([OURS, SLOW]), Case([PEER])]
+        runner = Pretended(Path(), told.append, rounds=3, slow_every=3, deadline=deadline)
+        return runner.run(cases)
+
+    def test_slow_ones_run_less_often_and_failures_are_counted(self) -> None:
+        told: list[str] = []
+        found = list(self.run(told))
+
+        counts = [len([one for one in found if one.trial == t]) for t in (OURS, SLOW, PEER)]
+        assert counts == [3, 2, 3]
+        assert [one.round for one in found if one.trial == SLOW] == [0, 1]
+        assert {one.metric for one in found if one.trial == PEER} == {FAILED}
+        assert any("failed: on purpose" in line for line in told)
+
+    def test_nothing_begins_when_the_time_is_over(self) -> None:
+        told: list[str] = []
+        assert list(self.run(told, deadline=0.0)) == []
+        assert len([line for line in told if "no time left" in line]) == 2
+
+
+def measured(trial: Trial, value: float, number: int = 0) -> Measurement:
+    date = "2026-11-18 00:00:00"
+    return Measurement(trial, number, "seconds", value, date, 1.0, "2 CPUs", "")
