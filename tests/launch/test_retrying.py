@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from rankspawn.launch.retrying import failed_import, why_not_again
+from rankspawn.values import replace
 from tests.launch.factories import config_of
 
 LEVEL = "--elastic_level 1"
@@ -64,8 +66,39 @@ def test_an_import_at_the_top(
 
 
 def test_other_ends_are_no_failed_import() -> None:
-    assert failed_import(traceback_of("train.py", 4, "ImportError: x"), "train.py") == 4
+    assert failed_import(traceback_of("train.py", 4, "ImportError: x"), "train.py") == (
+        "train.py",
+        4,
+    )
     assert failed_import(traceback_of("/a/other.py", 4, "ImportError: x"), "train.py") is None
     assert failed_import(traceback_of("train.py", 4, "ValueError: x"), "train.py") is None
     assert failed_import(["ImportError: x"], "train.py") is None
     assert failed_import([], "train.py") is None
+
+
+RUNNER = [
+    "Traceback (most recent call last):",
+    '  File "<frozen runpy>", line 198, in _run_module_as_main',
+    '  File "/usr/lib/python3.11/runpy.py", line 88, in _run_code',
+]
+LAST = "ModuleNotFoundError: No module named 'nosuch'"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "lines", "reason"),
+    [
+        ("go.py", "import nosuch", [LAST], "an import failed before anything of pkg.go itself"),
+        ("go.py", "print(1); import nosuch", [LAST], ""),
+        ("__init__.py", "print(1); import nosuch", [LAST], "an import failed before anything"),
+        ("other.py", "import nosuch", [LAST], ""),
+        ("go.py", "", [f"{sys.executable}: No module named pkg.go"], "there is no module pkg.go"),
+    ],
+)
+def test_a_module(file: str, text: str, lines: list[str], reason: str, tmp_path: Path) -> None:
+    path = tmp_path / file
+    path.write_text(text)
+    config = replace(config_of(LEVEL), script="pkg.go", is_module=True)
+    frame = f'  File "{path}", line 1, in <module>'
+    why = why_not_again(config, 1, [*RUNNER, frame, "    import nosuch", *lines])
+    assert why.startswith(reason)
+    assert bool(why) == bool(reason)
