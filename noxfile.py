@@ -132,9 +132,9 @@ for module in FRAMEWORKS:
 
 @nox.session(name="interop-notebooks", python=MAIN)
 def notebooks(session: nox.Session) -> None:
-    """Tests in real notebooks."""
+    """Tests in real notebooks, with an editor's debugger and with py-spy."""
     session.install("-q", "-e", ".[test,test-notebook]")
-    run_tests(session, "-m", "interop", "tests/view", "tests/test_docs.py")
+    run_tests(session, "-m", "interop", "tests/view", "tests/inspect", "tests/test_docs.py")
 
 
 @nox.session(python=MAIN)

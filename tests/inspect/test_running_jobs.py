@@ -289,6 +289,7 @@ def test_a_job_of_rankrun(
             assert job.ranks[1].log == str(tmp_path / "log" / "workerlog.1")
 
             monkeypatch.setenv("PATH", str(tmp_path))
+            monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
             assert main(["stacks", job.id]) == 0
             assert "pip install py-spy" in capsys.readouterr().out
             py_spy = tmp_path / "py-spy"

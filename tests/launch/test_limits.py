@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,6 +164,7 @@ def test_where_they_are_is_not_known(
     assert describe_where({}, is_called_off=never) == "no rank runs on this node"
     with monkeypatch.context() as patched:
         patched.setenv("PATH", str(tmp_path))
+        patched.setattr(sys, "executable", str(tmp_path / "python"))
         text = describe_where({0: 11, 1: 12}, is_called_off=never)
     assert text.startswith("rank 0 (process 11), rank 1 (process 12): (not known: ")
     assert text.count("pip install py-spy") == 1

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from contextlib import ExitStack, suppress
 
@@ -107,7 +108,7 @@ def ask_programs(
         seconds: How long all of it may take.
         is_called_off: Whether nobody wants to wait for it any more.
     """
-    program = shutil.which("py-spy")
+    program = _find_py_spy()
     if program is None:
         return dict.fromkeys(pids, _NO_PY_SPY)
     deadline = time.monotonic() + seconds
@@ -133,6 +134,12 @@ def ask_programs(
         for rank, process in asked.items():
             stacks[rank] = _answer_of(process, deadline, is_called_off)
     return stacks
+
+
+def _find_py_spy() -> str | None:
+    """Its path: as a shell finds it, or beside this Python, whose environment may not be active."""
+    beside = os.path.dirname(sys.executable)
+    return shutil.which("py-spy") or shutil.which("py-spy", path=beside)
 
 
 def _answer_of(
