@@ -32,6 +32,7 @@ _OF_UTIL = ("_finalizer_registry", "_run_after_forkers", "_exit_function")
 
 # False in a forked worker whose parent's exit functions cannot be told from its own.
 _exit_functions_are_ours = True
+_put_aside: list[object] = []
 
 
 # --- Modules in C, without the Python around them.
@@ -140,12 +141,21 @@ def forget_exit_functions(finalize: Any) -> None:
         util: Any = sys.modules.get("multiprocessing.util")
         if hasattr(util, "_exit_function"):
             atexit.register(util._exit_function)  # flushes queues
-    if hasattr(finalize, "_registry") and hasattr(finalize, "_registered_with_atexit"):
-        finalize._registry.clear()
+    if hasattr(finalize, "_registered_with_atexit"):
+        forget_finalizers(finalize)
         finalize._registered_with_atexit = False
     pools: Any = sys.modules.get("concurrent.futures.thread")
     if hasattr(pools, "_threads_queues"):
         pools._threads_queues.clear()
+
+
+def forget_finalizers(finalize: Any) -> None:
+    """In a copy: what objects have left for the end of the process that it is a copy of.
+
+    Put aside, not emptied: torch has hundreds, and letting go of each copies its pages.
+    """
+    if hasattr(finalize, "_registry"):
+        finalize._registry, _put_aside[:] = {}, [finalize._registry]
 
 
 # --- What multiprocessing knows of itself in a worker that was not started by it.
@@ -228,11 +238,8 @@ def can_become_child() -> bool:
     """All that :class:`ChildMaker` needs is there; else multiprocessing does it its own way."""
     from multiprocessing import process, util
 
-    return (
-        all(hasattr(process, name) for name in _OF_PROCESS)
-        and all(hasattr(util, name) for name in _OF_UTIL)
-        and hasattr(process, "_ParentProcess")
-    )
+    needed = ((process, (*_OF_PROCESS, "_ParentProcess")), (util, _OF_UTIL))
+    return all(hasattr(module, name) for module, names in needed for name in names)
 
 
 def bootstrap_of(process: object) -> Callable[[], int] | None:
@@ -360,17 +367,12 @@ def interpreter_flags() -> list[str]:
     known = getattr(subprocess, "_args_from_interpreter_flags", None)
     if known is not None:
         return list(known())
-    switches = {
-        "B": sys.flags.dont_write_bytecode,
-        "E": sys.flags.ignore_environment,
-        "I": sys.flags.isolated,
-        "O": sys.flags.optimize,
-        "P": sys.flags.safe_path,
-        "S": sys.flags.no_site,
-        "b": sys.flags.bytes_warning,
-        "s": sys.flags.no_user_site,
-    }
-    flags = [f"-{letter * count}" for letter, count in switches.items() if count]
+    names = (
+        "dont_write_bytecode ignore_environment isolated optimize safe_path no_site bytes_warning"
+    )
+    switches = zip("BEIOPSbs", [*names.split(), "no_user_site"], strict=True)
+    counts = [(letter, int(getattr(sys.flags, name))) for letter, name in switches]
+    flags = [f"-{letter * count}" for letter, count in counts if count]
     flags += [f"-W{option}" for option in sys.warnoptions]
     for name, isset in (("dev", sys.flags.dev_mode), ("utf8", sys.flags.utf8_mode)):
         flags += ["-X", name] if isset else []

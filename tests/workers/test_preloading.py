@@ -19,6 +19,7 @@ import quiet_module, busy_module, rank_module
 
 def who():
     modules = (quiet_module, busy_module, rank_module)
+    assert not os.path.exists("ended"), "the end of a rank is not the server's"
     return [module.PID == os.getppid() for module in modules], rank_module.RANK
 
 if __name__ == "__main__":
@@ -30,7 +31,11 @@ if __name__ == "__main__":
 
 
 def test_the_server_imports_what_a_script_imports(tmp_path: Path) -> None:
-    (tmp_path / "quiet_module.py").write_text("import os\nPID = os.getpid()\n")
+    (tmp_path / "quiet_module.py").write_text(
+        "import os, weakref\nPID = os.getpid()\n"
+        "class Kept: pass\n"
+        "weakref.finalize(Kept, open, 'ended', 'w')\n"
+    )
     (tmp_path / "busy_module.py").write_text(
         "import os, threading\nPID = os.getpid()\n"
         "threading.Thread(target=threading.Event().wait, name='pump', daemon=True).start()\n"

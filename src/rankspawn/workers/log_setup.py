@@ -118,10 +118,14 @@ def apply(setup: bytes, rank: int) -> None:
     relaying = None if relayed_to is None else _make_relaying(relayed_to, rank)
     for level, name in told["names"].items():
         logging.addLevelName(level, name)
-    logging.disable(told["disable"])
+    # What is so already in a copy of a process is not said again: each word has logging forget what
+    # it knows of every logger.
+    if logging.root.manager.disable != told["disable"]:
+        logging.disable(told["disable"])
     for name, level, propagate, disabled, handlers in told["loggers"]:
         logger = _get_logger(name)
-        logger.setLevel(level)
+        if logger.level != level:
+            logger.setLevel(level)
         logger.propagate, logger.disabled = propagate, disabled
         for handler in handlers:
             logger.addHandler(relaying or _make_handler(logger, *handler))

@@ -15,10 +15,12 @@ import signal
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
+from rankspawn import cpython
 from rankspawn.workers import inherited
 from rankspawn.workers.child import Boot, load, load_task, run_and_leave, work
 from rankspawn.workers.parcel import WORD
@@ -35,10 +37,12 @@ _LONGEST_ERROR = 30_000
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/xpu", "/dev/davinci", "/dev/cambricon")
 # What a worker loads when it comes to need it, loaded once for all of them.
 _NEEDED_BY_WORKERS = (
-    *("_ctypes", "_pickle", "mmap"),
+    *("_ctypes", "_pickle", "mmap", "rankspawn.workers.main_module"),
     # For its report: a rank that fails shall not take time to find out how to say so.
     *("ast", "traceback", "rankspawn.workers.exceptions", "rankspawn.workers.pickling"),
 )
+# And where a preloaded module has set it up, as large ones do.
+_NEEDED_FOR_LOGGING = ("rankspawn.workers.log_setup", "pickle")
 
 
 def main() -> None:
@@ -57,9 +61,10 @@ def main() -> None:
         asked = json.loads(greeting)
         parent = _open_parent(asked["parent"])
         with _killed_with_parent(requests, parent):
-            load_what_workers_need()
+            load_what_workers_need(*_NEEDED_BY_WORKERS)
             sys.path[:] = asked["path"]
             error, stories = preload(asked["modules"])
+            load_what_workers_need(*_NEEDED_FOR_LOGGING if "logging" in sys.modules else ())
         _send(requests, json.dumps({"error": error, "stories": stories}).encode())
         if not error:
             _serve(requests, parent)
@@ -166,6 +171,7 @@ def _run_worker(
     """Runs in the worker: become it, and leave without running the server's code again."""
 
     def body() -> int:
+        cpython.forget_finalizers(weakref.finalize)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         inherited.received[:] = boot.brought
         inherited.carry_mark(*boot.mark)
@@ -208,9 +214,9 @@ def _send(requests: socket.socket, packet: bytes) -> None:
         requests.send(packet)
 
 
-def load_what_workers_need() -> None:
+def load_what_workers_need(*modules: str) -> None:
     """Our own part; an interpreter may lack some of it."""
-    for module in _NEEDED_BY_WORKERS:
+    for module in modules:
         with contextlib.suppress(ImportError):
             import_module(module)
 

@@ -55,6 +55,8 @@ _SURVIVORS_SECONDS = 0.3
 # A main thread that has not come to Python code by then is busy in C code, as it seems.
 _BY_ITSELF_SECONDS = 1.0
 _LOOK_SECONDS = 0.01
+# Most have answered before that, so the first looks follow each other sooner.
+_FIRST_LOOK_SECONDS = 0.001
 # Looks in a row that find all threads asleep, before the rank is taken for one that waits; between
 # two instructions it may sleep as well, for the GIL or a page.
 _LOOKS_ASLEEP = 5
@@ -275,13 +277,17 @@ def _wait_until_written(asked: list[Asked], seconds: float | None) -> None:
     """Until all have answered or ended, or had their time, twice."""
     by_themselves = time.monotonic() + (_BY_ITSELF_SECONDS if seconds is None else seconds)
     deadline = by_themselves + (_AT_MOST_SECONDS if seconds is None else 0)
+    pause = _FIRST_LOOK_SECONDS
     while asked and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(pause)
         for each in asked:
             each.look()
         waited_for = [each for each in asked if not each.has_answered]
         if not waited_for:
             return
+        if pause < _LOOK_SECONDS:  # too soon to tell one that waits from one that is on its way
+            pause *= 2
+            continue
         is_late = time.monotonic() >= by_themselves
         for each in waited_for:
             if each.size == each.start and not each.asked_in_c:
