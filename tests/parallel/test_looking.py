@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rankspawn.parallel.looking import Waiting, awaited, stragglers, waited_for, waiting
+from rankspawn.parallel.looking import Waiting, awaited, stragglers, waiting
 from rankspawn.workers.stacks import say_who_waits
 from tests.jobs import DEADLOCK
 from tests.parallel import cases
@@ -44,9 +44,6 @@ def look_while_others_wait() -> Any:
     assert waiting({}) == {}
     assert stragglers({}) == {}
     after = stragglers(pids)
-    waits = waited_for(pids, os.getpid())
-    assert sum(waits[0].values()) > 0
-    assert {rank for row in waits.values() for rank in row} <= set(range(4))
     comm.barrier()
     statistics = comm.statistics()
     comm.close()

@@ -71,6 +71,8 @@ class TestInABrowser:
         assert detail.startswith("rank 1\n")
         assert "it failed first" in detail
         assert "line of rank 1" in detail
+        assert "barrier\t9 calls, 0.50 s" in detail
+        assert "for rank 0\t0.25 s" in detail
         assert HOSTILE[:40] in detail
         assert browser.run("document.title") == "train"
         assert browser.picture(tmp_path / "after.png") != before

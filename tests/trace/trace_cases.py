@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from typing import Any
 
 import rankspawn
+from rankspawn.parallel.looking import waiting
+from rankspawn.parallel.statistics import Talk
 from rankspawn.supervise.reports import Steps
 from rankspawn.trace.recording import Ended, Recording
 from rankspawn.view.ranks import Usage
@@ -24,17 +27,16 @@ def report_and_fail() -> None:
     jobs.sleep_for_ever()
 
 
-def talk(seen: Any) -> None:
-    """Rank 0 waits for rank 1 again and again, until that was seen."""
+def talk() -> None:
+    """Rank 0 waits for rank 1, in a part in which they are numbered the other way round."""
     comm = rankspawn.init_parallel_env()
-    is_over = bytearray(1)
-    while not is_over[0]:
-        if comm.rank == 1:
-            time.sleep(0.01)
-        comm.barrier()
-        is_over[0] = seen.is_set()
-        comm.broadcast(is_over, 0)
-    comm.close()
+    pids = dict(enumerate(comm.all_gather_object(os.getpid())))
+    part = comm.split(0, key=-comm.rank)
+    assert part is not None
+    while comm.rank == 1 and not waiting(pids):
+        time.sleep(0.001)
+    part.barrier()
+    comm.all_reduce(bytearray(3), "max")
 
 
 def make_recording(count: int, *, failed: int | None = None) -> Recording:
@@ -51,6 +53,7 @@ def make_recording(count: int, *, failed: int | None = None) -> Recording:
             lane.is_in("running", at)
             lane.takes(Usage(50 + 40 * math.sin(at + rank), (100 + at * (rank % 9)) << 20), at)
             lane.reports(Steps(at * 10 - rank % 4, 100, {"loss": 1 / at + rank % 3 / 50}), at)
+        lane.talks(Talk({"barrier": 9}, {"barrier": 0.5}, 0, {0: 0.25}), 9.5)
         state = "done" if failed is None else "failed" if rank == failed else "stopped"
         lane.ends(Ended(state, state, 9.5, rank == failed, "ValueError\n" * (rank == failed)), 9.9)
         lane.lines = [(1.0, HOSTILE), (None, f"line of rank {rank}")]

@@ -52,7 +52,7 @@ class EngineCalling:
         self._timeout = timeout
         self._pid = os.getpid()
         self._using = threading.RLock()
-        self._tally = Tally([0.0] * engine.size)
+        self._tally = Tally(range(engine.size))
         self._broken: BaseException | None = None
         self._closed = False
 

@@ -33,6 +33,14 @@ STATE, REASON, ABOUT, PID, TICKS, CHANNELS = 0, 4, 8, 12, 16, 64
 # message is from or, with the mark, to, plus one, while it waits for that; when it fell asleep.
 ANNOUNCED, MESSAGE, SINCE = 24, 28, 32
 TO = 1 << 31
+# What has a place in the numbers that a rank shows of its calls.
+COLLECTIVES = (
+    "init_parallel_env", "barrier", "all_reduce", "reduce", "broadcast", "all_gather", "gather",
+    "scatter", "reduce_scatter", "all_to_all", "send", "recv", "broadcast_object", "gather_object",
+    "all_gather_object", "empty", "split",
+)  # fmt: skip
+# Bytes in all; then of each collective how often it was called, and the seconds in it.
+_TOTALS_ROOM = 8 + 16 * len(COLLECTIVES)
 # An announcement: numbers, then three texts.
 NUMBERS = 64
 SIGNATURE_AT, SIGNATURE_ROOM = 64, 320
@@ -58,7 +66,7 @@ class Layout:
         self.inline: int = INLINE
         self.chunk: int = CHUNK
         self.parcel: int = PARCEL
-        self._words = rounded(CHANNELS + 16 * size)
+        self._words = rounded(CHANNELS + 16 * size + _TOTALS_ROOM)
         self._slot = INLINE_AT + rounded(INLINE)
         self._control = self._words + 2 * self._slot
         self.board: int = rounded(FIRST_ENTRY_AT + ENTRY * size)
@@ -96,6 +104,10 @@ class Layout:
     def waited(self, rank: int) -> int:
         """Where it stands how long a rank has waited for each: floats of 64 bits."""
         return self.control(rank) + CHANNELS + 8 * self.size
+
+    def totals(self, rank: int) -> int:
+        """Where the numbers stand that a rank shows of its calls; see ``COLLECTIVES``."""
+        return self.control(rank) + CHANNELS + 16 * self.size
 
     def stage_offset(self, rank: int, parity: int) -> int:
         """Where a rank's slot begins, from the beginning of all stages."""

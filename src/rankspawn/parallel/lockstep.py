@@ -47,7 +47,7 @@ from rankspawn.parallel.peers import (
     Peers,
 )
 from rankspawn.parallel.region import open_at
-from rankspawn.parallel.statistics import Tally
+from rankspawn.parallel.statistics import Shown, Tally
 from rankspawn.parallel.waiting import Patience
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -85,6 +85,7 @@ class Lockstep:
         peers: Peers,
         sleeper: Sleeper,
         names: Sequence[int] | None = None,
+        tally: Tally | None = None,
     ) -> None:
         layout = region.layout
         self.region = region
@@ -93,8 +94,8 @@ class Lockstep:
         self.names: Sequence[int] = names or range(layout.size)
         self.peers = peers
         self.sleeper = sleeper
-        waited = region.controls[layout.waited(rank) :][: 8 * layout.size]
-        self.tally: Tally = Tally(waited.cast("d"))
+        self.tally: Tally = tally or Tally(range(layout.size), Shown(region.controls, layout, rank))
+        self._shows = tally is None
         self.phase: int = 0
         self.broken: BaseException | None = None
         self.announcements: Announcements = Announcements(region.controls, layout, rank, self.names)
@@ -365,7 +366,9 @@ class Lockstep:
         for pair in self._slots:
             for view in pair:
                 view.release()
-        self.tally.keep()
+        shown, self.tally.shown = self.tally.shown, None
+        if shown is not None and self._shows:
+            shown.close()
         self._since.release()
         for view in (*self._entries, *self._boards, self._sleeping):
             view.release()

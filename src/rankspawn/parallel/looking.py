@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import time
 from contextlib import suppress
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from rankspawn.parallel.announcing import Announcements
 from rankspawn.parallel.layout import ANNOUNCED, MESSAGE, PID, SINCE, STATE, TO, Layout
 from rankspawn.parallel.peers import JOINED
+from rankspawn.parallel.statistics import Shown, Talk
 from rankspawn.workers.meeting import ENTRY, FIRST_ENTRY_AT, count_listed
 
 TYPE_CHECKING = False  # typing's own, which checkers take for true
@@ -67,31 +69,6 @@ def stragglers(pids: Mapping[int, int], holders: Iterable[int] = ()) -> dict[int
     return {rank: total[rank] for rank in order if total[rank]}
 
 
-def waited_for(pids: Mapping[int, int], holder: int) -> dict[int, dict[int, float]]:
-    """Rank to the seconds that it has waited so far for each other, in collectives of all.
-
-    Args:
-        pids: Rank to its process.
-        holder: Who started them, and has their memory open: only there it is looked for.
-    """
-    ranks = {pid: rank for rank, pid in pids.items()}
-    found: dict[int, dict[int, float]] = {}
-    for fd in _descriptors([holder], _GROUPS, set()):
-        try:
-            file = _open(fd)
-        finally:
-            os.close(fd)
-        if file is None:
-            continue
-        try:
-            known = _ranks_of(file, ranks)
-            for place, rank in known.items():
-                found[rank] = file.waits_of(place, known)
-        finally:
-            file.close()
-    return found
-
-
 def awaited(found: Mapping[int, Waiting]) -> dict[int, list[int]]:
     """Rank that others wait for to these; of those that wait themselves, whoever they wait for.
 
@@ -110,6 +87,49 @@ def awaited(found: Mapping[int, Waiting]) -> dict[int, list[int]]:
                 else:
                     named.setdefault(other, []).append(rank)
     return named
+
+
+class Talks:
+    """What ranks exchange, as whoever started them sees it, also when they are gone.
+
+    Args:
+        pids: Rank to its process.
+        holder: Who started them, and has their memory open: only there it is looked for.
+    """
+
+    def __init__(self, pids: Mapping[int, int], holder: int) -> None:
+        self._ranks = {pid: rank for rank, pid in pids.items()}
+        self._fd: int | None = None
+        self._file: _File | None = None
+        for fd in _descriptors([holder] if pids else [], _GROUPS, set()):
+            if self._fd is None and _first_listed(fd) in self._ranks:
+                self._fd = fd
+            else:
+                os.close(fd)
+
+    def look(self) -> dict[int, Talk]:
+        """By rank; nothing as long as none of them has asked for the others."""
+        if self._file is None and self._fd is not None:
+            self._file = _open(self._fd)
+        if self._file is None:
+            return {}
+        known = _ranks_of(self._file, self._ranks)
+        found = {}
+        for place, rank in known.items():
+            talk = self._file.talk(place)
+            waits = {
+                known[other]: each for other, each in talk.waited_for.items() if other in known
+            }
+            found[rank] = talk._replace(waited_for=waits)
+        return found
+
+    def close(self) -> None:
+        """Let go of the memory; a second call does nothing."""
+        if self._file is not None:
+            self._file.close()
+        if self._fd is not None:
+            os.close(self._fd)
+        self._file = self._fd = None
 
 
 class _File:
@@ -171,11 +191,13 @@ class _File:
         """When it went to sleep, if it sleeps; else 0."""
         return float(self._double[(self._layout.control(place) + SINCE) // 8])
 
-    def waits_of(self, place: int, ranks: Mapping[int, int]) -> dict[int, float]:
-        """Rank to how long this one has waited for it."""
-        first = self._layout.waited(place) // 8
-        waits = ((rank, float(self._double[first + other])) for other, rank in ranks.items())
-        return {rank: seconds for rank, seconds in waits if seconds}
+    def talk(self, place: int) -> Talk:
+        """What it shows of its calls."""
+        shown = Shown(self._whole, self._layout, place)
+        try:
+            return shown.read()
+        finally:
+            shown.close()
 
     def waited_for(self, place: int) -> float:
         """How long all others have waited for this one."""
@@ -218,19 +240,25 @@ def _files(
     seen: set[tuple[int, int]] = set()
     # A rank may be a process that the one which was started has started; it is known after this.
     for kind in (_GROUPS, _PARTS):
-        for fd in _descriptors([*ranks, *holders], kind, seen):
-            try:
-                file = _open(fd)
-            finally:
-                os.close(fd)
-            if file is None:
-                continue
-            try:
-                known = _ranks_of(file, ranks)
-                if known:
-                    yield file, known
-            finally:
-                file.close()
+        for file in _opened([*ranks, *holders], kind, seen):
+            known = _ranks_of(file, ranks)
+            if known:
+                yield file, known
+
+
+def _opened(pids: Iterable[int], kind: str, seen: set[tuple[int, int]]) -> Iterator[_File]:
+    """The files of a kind that processes have open, each once and open until the next."""
+    for fd in _descriptors(pids, kind, seen):
+        try:
+            file = _open(fd)
+        finally:
+            os.close(fd)
+        if file is None:
+            continue
+        try:
+            yield file
+        finally:
+            file.close()
 
 
 def _descriptors(pids: Iterable[int], kind: str, seen: set[tuple[int, int]]) -> Iterator[int]:
@@ -248,6 +276,10 @@ def _descriptors(pids: Iterable[int], kind: str, seen: set[tuple[int, int]]) -> 
                 if (status.st_dev, status.st_ino) not in seen:
                     seen.add((status.st_dev, status.st_ino))
                     yield os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _first_listed(fd: int) -> int:
+    return int.from_bytes(os.pread(fd, 8, FIRST_ENTRY_AT), sys.byteorder)
 
 
 def _open(fd: int) -> _File | None:

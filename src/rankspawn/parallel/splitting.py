@@ -9,6 +9,7 @@ from rankspawn.parallel.lockstep import Lockstep
 from rankspawn.parallel.objects import exchange_objects, unpickled
 from rankspawn.parallel.peers import Peers
 from rankspawn.parallel.region import Region, address_of
+from rankspawn.parallel.statistics import Tally
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ def split(step: Lockstep, mine: bytes) -> Lockstep | None:
     if members:
         region = Region(fd, len(members))
         region.list_processes([step.peers.pid(rank) for rank in members])
-        part = join_region(region, members.index(step.rank), step.sleeper)
+        whole = step.tally
+        tally = Tally([whole.places[rank] for rank in members], whole.shown)
+        part = join_region(region, members.index(step.rank), step.sleeper, tally=tally)
     try:
         step.meet()
     except BaseException:
@@ -84,7 +87,11 @@ def make_region(size: int) -> Region:
 
 
 def join_region(
-    region: Region, rank: int, sleeper: Sleeper, names: Sequence[int] | None = None
+    region: Region,
+    rank: int,
+    sleeper: Sleeper,
+    names: Sequence[int] | None = None,
+    tally: Tally | None = None,
 ) -> Lockstep:
     """Take part as this rank; the region is closed if that is not possible.
 
@@ -93,6 +100,7 @@ def join_region(
         rank: This rank's place in it.
         sleeper: How to wait.
         names: What the ranks are called in errors, by place; None for their places.
+        tally: What it counts in, if others see that elsewhere; None to show it in this memory.
     """
     peers = Peers(region, rank)
     try:
@@ -101,4 +109,4 @@ def join_region(
         peers.close()
         region.close()
         raise
-    return Lockstep(region, rank, peers, sleeper, names)
+    return Lockstep(region, rank, peers, sleeper, names, tally)

@@ -11,6 +11,7 @@ _MEGA = 1e6
 _NAMES = {
     "cpu": "CPU (%)",
     "memory": "memory (bytes)",
+    "talked": "in collectives (s)",
     "waited": "waited for others (s)",
     "gpu_memory": "GPU memory (bytes)",
 }

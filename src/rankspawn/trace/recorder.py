@@ -143,20 +143,20 @@ class _Looking:
         # Index to when it was seen to be gone.
         self._gone: dict[int, float] = {}
         self._running = set(range(len(group.processes)))
-        from rankspawn.parallel.looking import waited_for  # here, since it counts in a look
+        from rankspawn.parallel.looking import Talks  # here, since it counts in a look
 
-        self._waited_for = waited_for
         # Numbers of other machines mean something else here.
-        self._pids = {
+        pids = {
             lane.rank: process.popen.pid
             for lane, process in zip(self._lanes, group.processes, strict=True)
             if not hasattr(process.popen, "host")
         }
+        self._talks: Talks = Talks(pids, os.getpid())
         self._start = self._now()
         self._recording.starts.append(self._start)
         for lane, process in zip(self._lanes, group.processes, strict=True):
             pid = process.popen.pid
-            age = _age_of(pid) if lane.rank in self._pids else 0.0
+            age = _age_of(pid) if lane.rank in pids else 0.0
             lane.starts(max(0.0, self._start - age), pid)
         try:
             for index in range(len(group.processes)):
@@ -236,19 +236,23 @@ class _Looking:
         self._recording.seconds = max(self._recording.seconds, now)
 
     def _measure(self) -> None:
-        """Take note of CPU and memory, and of how long ranks have waited for each other."""
+        """Take note of CPU and memory, and of what ranks exchanged."""
         assert self._meters is not None
         for index, lane in enumerate(self._lanes):
             if index in self._running:
                 lane.takes(self._meters.look(index), self._now())
-        # Nothing, and cheap, unless ranks talk.
-        waits = self._waited_for(self._pids, os.getpid()) if self._pids else {}
+        self._listen()
+
+    def _listen(self) -> None:
+        """Take note of what ranks exchanged, if they talk, and of whom they waited for."""
+        talks = self._talks.look()
         for lane in self._lanes:
-            if lane.rank in waits:
-                lane.waits(waits[lane.rank], self._now())
+            if lane.rank in talks:
+                lane.talks(talks[lane.rank], self._now())
 
     def _end(self) -> None:
         """After the end: how each rank ended, and what it printed last."""
+        self._listen()
         now = self._now()
         failed = failures_in(self._group.outcomes)
         cause = failed[0] if failed else None
@@ -277,6 +281,7 @@ class _Looking:
 
     def _close(self) -> None:
         self._group.listeners.discard(self._note)
+        self._talks.close()
         for output in self._outputs:
             if output is not None:
                 output.file.close()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from rankspawn.parallel.statistics import Talk
     from rankspawn.supervise.reports import Steps
     from rankspawn.view.ranks import Usage
 
@@ -147,13 +148,19 @@ class Lane:
             if value is not None:
                 self.curve(name).add(at, value)
 
-    def waits(self, waits: Mapping[int, float], at: float) -> None:
-        """It has waited so long for each other rank in collectives, since its start."""
-        total = sum(waits.values())
-        self.curve("waited").add(at, total)
+    def talks(self, talk: Talk, at: float) -> None:
+        """It has called so many collectives, and waited so long for each other rank in them."""
+        waited, spent = sum(talk.waited_for.values()), sum(talk.seconds.values())
+        self.curve("waited").add(at, waited)
+        self.curve("talked").add(at, spent)
         self.collectives = {
-            "waited": round(total, 3),
-            "for": {str(rank): round(seconds, 3) for rank, seconds in waits.items()},
+            "seconds": round(spent, 3),
+            "bytes": talk.bytes,
+            "calls": {
+                name: [number, round(talk.seconds[name], 3)] for name, number in talk.calls.items()
+            },
+            "waited": round(waited, 3),
+            "for": {str(rank): round(seconds, 3) for rank, seconds in talk.waited_for.items()},
         }
 
     def as_data(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@ const run = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 const STAGES = ["starting", "importing", "running", "reporting", "stopping"];
 const HEIGHTS = [4, 6, 10, 16, 22, 30, 44];
-const NAMES = { cpu: "CPU", memory: "memory", gpu_memory: "GPU memory", step: "step", waited: "waited for others" };
+const NAMES = { cpu: "CPU", memory: "memory", gpu_memory: "GPU memory", step: "step", talked: "in collectives", waited: "waited for others" };
 const count = run.ranks.length;
 const whole = Math.max(run.seconds, 0.001);
 const state = {
@@ -28,7 +28,7 @@ function amount(value, metric) {
     while (value >= 999.5 && at < 4) { value /= 1024; at += 1; }
     return `${Number(value.toPrecision(3))} ${units[at]}`;
   }
-  if (metric === "waited") return seconds(value);
+  if (metric === "waited" || metric === "talked") return seconds(value);
   return String(Number(value.toPrecision(4)));
 }
 const nameOf = (metric) => NAMES[metric] || metric.replace(/^=/, "");
@@ -89,7 +89,7 @@ function fillHead() {
   }
   const metrics = new Set();
   for (const lane of run.ranks) Object.keys(lane.curves).forEach((name) => metrics.add(name));
-  const order = ["step", "cpu", "memory", "gpu_memory", "waited"];
+  const order = ["step", "cpu", "memory", "gpu_memory", "talked", "waited"];
   const sorted = [...order.filter((name) => metrics.has(name)), ...[...metrics].filter((name) => !order.includes(name)).sort()];
   for (const metric of sorted) {
     const option = element("option", nameOf(metric));

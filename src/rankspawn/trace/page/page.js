@@ -43,7 +43,10 @@ function showCollectives(pane, lane) {
   pane.append(element("h3", "collectives"));
   const table = element("table");
   const waits = Object.entries(told.for).sort((a, b) => b[1] - a[1]);
-  const rows = [["waited", `${seconds(told.waited)} for others`]];
+  const rows = [["in all", `${seconds(told.seconds)} in them, with ${amount(told.bytes, "memory")} of this rank's`]];
+  const calls = Object.entries(told.calls).sort((a, b) => b[1][1] - a[1][1]);
+  for (const [name, [number, took]] of calls) rows.push([name, `${number} call${number === 1 ? "" : "s"}, ${seconds(took)}`]);
+  rows.push(["waited", `${seconds(told.waited)} for others`]);
   for (const [rank, took] of waits.slice(0, 5)) rows.push([`for rank ${rank}`, seconds(took)]);
   for (const [name, text] of rows) {
     const line = element("tr");
