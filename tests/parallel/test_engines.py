@@ -12,7 +12,7 @@ import pytest
 import rankspawn
 from rankspawn.parallel import Communicator, environment
 from rankspawn.parallel.buffers import Flat
-from rankspawn.parallel.engines import Engine
+from rankspawn.parallel.engines import Engine, Transfers
 from rankspawn.parallel.hierarchy import Hierarchy
 from rankspawn.parallel.over_engine import OverEngine
 from rankspawn.parallel.shared_memory import SharedMemory, alone
@@ -52,12 +52,7 @@ class Bytes:
         for rank, row in enumerate(rows):
             row[:] = found[rank * len(row) : (rank + 1) * len(row)]
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Any]],
-        receives: Sequence[tuple[int, Any]],
-        timeout: float | None,
-    ) -> None:
+    def exchange(self, sends: Transfers, receives: Transfers, timeout: float | None) -> None:
         jobs = [(self.rank, other, data) for other, data in sends]
         jobs += [(other, self.rank, data) for other, data in receives]
         for source, to, data in sorted(jobs, key=lambda job: job[:2]):

@@ -2,53 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from time import perf_counter
 from typing import TypeVar
 
-from rankspawn.parallel.pieces import check_rank, check_timeout, rounds_for
+from rankspawn.parallel.collectives import Collectives
+from rankspawn.parallel.pieces import check_timeout, rounds_for
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankspawn.parallel.announcing import Call
-    from rankspawn.parallel.buffers import Flat
     from rankspawn.parallel.lockstep import Lockstep
 
 T = TypeVar("T")
 
 
-class Calling:
-    """What all collectives of a communicator have in common.
-
-    Attributes:
-        rank: This rank's number in the group.
-        size: How many ranks there are.
-        backend: Who carries the data.
-    """
+class Calling(Collectives):
+    """What all collectives in memory have in common."""
 
     def __init__(self, step: Lockstep, backend: str, timeout: float | None) -> None:
-        self.rank: int = step.rank
-        self.size: int = step.size
-        self.backend: str = backend
+        super().__init__(step.rank, step.size, backend, timeout)
         self._step = step
-        self._timeout = timeout
-        self._pid = os.getpid()
-        # The thread that has it may take it again: in a handler of a signal, which is then refused.
-        self._using = threading.RLock()
-        self._is_busy = False
-        self._closed = False
 
-    def __repr__(self) -> str:
-        return f"<Communicator {self.backend}: rank {self.rank} of {self.size}>"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError(
-            f"{self!r} cannot be pickled: it belongs to its process, and another has its own from "
-            "init_parallel_env()"
-        )
+    @property
+    def _failure(self) -> BaseException | None:
+        return self._step.broken
 
     def _run(self, call: Call, body: Callable[[], T], timeout: float | None = None) -> T:
         """One call of a collective, from its announcement to its end."""
@@ -102,38 +81,6 @@ class Calling:
                 return result
             finally:
                 self._is_busy = False
-
-    def _check_usable(self, name: str) -> None:
-        if self._is_busy:  # and by this thread, which is in a handler
-            raise RuntimeError(f"{name} was called in the middle of another collective")
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                f"{name} was called in process {os.getpid()}, a fork of rank {self.rank} (process "
-                f"{self._pid}): only the rank itself talks to the others"
-            )
-        if self._closed:
-            raise RuntimeError(f"{name} was called after close()")
-        if self._step.broken is not None:
-            raise RuntimeError(
-                f"{name} was called on a communicator that failed before, with "
-                f"{type(self._step.broken).__name__}: {self._step.broken}"
-            )
-
-    def _check_rank(self, rank: int, name: str) -> int:
-        return check_rank(rank, name, self.size)
-
-    def _check_peer(self, rank: int, name: str) -> int:
-        rank = self._check_rank(rank, name)
-        if rank == self.rank:
-            raise ValueError(f"{name}={rank} is this rank itself")
-        return rank
-
-    def _check_rows(self, flat: Flat, name: str) -> None:
-        if not flat.shape or flat.shape[0] != self.size:
-            raise ValueError(
-                f"{name} needs one entry per rank: {self.size} in the first dimension, not the "
-                f"shape {flat.shape}"
-            )
 
     def _exchange(
         self,

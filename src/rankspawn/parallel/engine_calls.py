@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from typing import Any, TypeVar
 
 from rankspawn.errors import CollectiveMismatchError, CollectiveTimeoutError, RankLostError
 from rankspawn.parallel.announcing import Call
-from rankspawn.parallel.buffers import DeviceFlat, Flat, OnDeviceError, flatten, make_like
-from rankspawn.parallel.pieces import check_rank, check_timeout
-from rankspawn.parallel.reducing import check_operation
+from rankspawn.parallel.buffers import DeviceFlat, Flat, OnDeviceError
+from rankspawn.parallel.collectives import Collectives
+from rankspawn.parallel.pieces import check_timeout
 from rankspawn.parallel.statistics import Tally
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -28,14 +26,8 @@ _OURS = (RankLostError, CollectiveTimeoutError, CollectiveMismatchError)
 _GONE = ("Connection closed by peer", "Connection reset", "Broken pipe", "Socket closed")
 
 
-class EngineCalling:
-    """What all collectives over an engine have in common.
-
-    Attributes:
-        rank: This rank's number in the group.
-        size: How many ranks there are.
-        backend: ``torch:gloo``, ``mpi`` and the like.
-    """
+class EngineCalling(Collectives):
+    """What all collectives over an engine have in common."""
 
     def __init__(
         self,
@@ -43,27 +35,16 @@ class EngineCalling:
         timeout: float | None = None,
         agreement: Agreement | None = None,
     ) -> None:
-        self.rank: int = engine.rank
-        self.size: int = engine.size
-        self.backend: str = engine.name
+        super().__init__(engine.rank, engine.size, engine.name, timeout)
         self._engine = engine
         self._agreement = agreement
         self._check_timeout(timeout)
-        self._timeout = timeout
-        self._pid = os.getpid()
-        self._using = threading.RLock()
         self._tally = Tally(range(engine.size))
         self._broken: BaseException | None = None
-        self._closed = False
 
-    def __repr__(self) -> str:
-        return f"<Communicator {self.backend}: rank {self.rank} of {self.size}>"
-
-    def __reduce__(self) -> tuple[object, ...]:
-        raise TypeError(
-            f"{self!r} cannot be pickled: it belongs to its process, and another has its own from "
-            "init_parallel_env()"
-        )
+    @property
+    def _failure(self) -> BaseException | None:
+        return self._broken
 
     # -- how a call is made
 
@@ -99,7 +80,7 @@ class EngineCalling:
         wait, name = self._timeout if timeout is None else timeout, call.name
         with self._using:
             self._check_usable(name)
-            began = time.perf_counter()
+            self._is_busy, began = True, time.perf_counter()
             try:
                 if agreement is not None:
                     agreement.reach(call, wait)
@@ -112,6 +93,8 @@ class EngineCalling:
                 if explained is error:
                     raise
                 raise explained from error
+            finally:
+                self._is_busy = False
             self._tally.called(name, nbytes, time.perf_counter() - began)
             return result
 
@@ -145,44 +128,18 @@ class EngineCalling:
         if timeout is not None and not self._engine.has_timeouts and not is_local:
             raise ValueError(f"timeout={timeout}: {self.backend} can only wait until all come")
 
-    def _check_usable(self, name: str) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                f"{name} was called in process {os.getpid()}, a fork of rank {self.rank} (process "
-                f"{self._pid}): only the rank itself talks to the others"
-            )
-        if self._closed:
-            raise RuntimeError(f"{name} was called after close()")
-        if self._broken is not None:
-            raise RuntimeError(
-                f"{name} was called on a communicator that failed before, with "
-                f"{type(self._broken).__name__}: {self._broken}"
-            )
-
-    def _check_rank(self, rank: int, name: str) -> int:
-        return check_rank(rank, name, self.size)
-
-    def _check_rows(self, flat: Flat, name: str) -> None:
-        if not flat.shape or flat.shape[0] != self.size:
-            raise ValueError(
-                f"{name} needs one entry per rank: {self.size} in the first dimension, not the "
-                f"shape {flat.shape}"
-            )
-
     def _check_operation(self, flat: Flat, op: str) -> None:
-        check_operation(op, flat.dtype)
+        super()._check_operation(flat, op)
         if isinstance(flat, DeviceFlat) and not self._engine.reduces(flat, op):
             raise TypeError(f"{self.backend} has no op={op!r} for {flat.dtype} on a device")
 
     def _hold(self, source: Any, *, writable: bool) -> Flat:
         try:
-            return flatten(source, writable=writable)
+            return super()._hold(source, writable=writable)
         except OnDeviceError:
             return self._engine.hold(source)
 
     def _make_like(self, flat: Flat, shape: Sequence[int]) -> Flat:
-        return (
-            self._engine.make_like(flat, shape)
-            if isinstance(flat, DeviceFlat)
-            else make_like(flat, shape)
-        )
+        if isinstance(flat, DeviceFlat):
+            return self._engine.make_like(flat, shape)
+        return super()._make_like(flat, shape)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
-
-from rankspawn.caller import at_users_line
 from rankspawn.parallel.announcing import Call
 from rankspawn.parallel.buffers import DeviceFlat, Flat
 from rankspawn.parallel.engine_calls import EngineCalling
@@ -13,7 +10,6 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.parallel.shared_memory import SharedMemory
 
-T = TypeVar("T")
 # A message up to this size does not wait until it is taken.
 _SMALL = 64 << 10
 
@@ -21,11 +17,7 @@ _SMALL = 64 << 10
 class EngineMessages(EngineCalling):
     """The messages of a communicator over an engine."""
 
-    @at_users_line
-    def send(self, buffer: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
-        """Send to one rank; small messages do not wait until it takes them."""
-        dst = self._check_message(dst, "dst", tag)
-        flat = self._hold(buffer, writable=False)
+    def _send(self, flat: Flat, dst: int, tag: int, timeout: float | None) -> None:
         carrier = self._carrier(dst)
         if carrier is not None and not isinstance(flat, DeviceFlat):
             carrier[0].send(flat, carrier[1], tag, timeout=timeout)
@@ -39,11 +31,7 @@ class EngineMessages(EngineCalling):
 
         self._guard(Call("send"), flat.nbytes, timeout, body)
 
-    @at_users_line
-    def recv(self, buffer: T, src: int, tag: int = 0, *, timeout: float | None = None) -> T:
-        """Take the first message with this tag from one rank, in place."""
-        src = self._check_message(src, "src", tag)
-        flat = self._hold(buffer, writable=True)
+    def _receive(self, flat: Flat, src: int, tag: int, timeout: float | None) -> None:
         carrier = self._carrier(src)
         if carrier is not None and not isinstance(flat, DeviceFlat):
             carrier[0].recv(flat, carrier[1], tag, timeout=timeout)
@@ -51,18 +39,13 @@ class EngineMessages(EngineCalling):
             self._guard(
                 Call("recv"), flat.nbytes, timeout, lambda wait: self._take(flat, src, tag, wait)
             )
-        if flat.write_back is not None:
-            flat.write_back()
-        return buffer
 
     def _take(self, flat: Flat, src: int, tag: int, wait: float | None) -> None:
         if flat.nbytes:
             self._engine.recv(flat.data, src, tag, wait)
 
     def _check_message(self, rank: int, name: str, tag: int) -> int:
-        rank = self._check_rank(rank, name)
-        if rank == self.rank:
-            raise ValueError(f"{name}={rank} is this rank itself")
+        rank = self._check_peer(rank, name)
         if self._carrier(rank) is not None:
             return rank
         if not self._engine.has_messages:

@@ -8,11 +8,14 @@ from typing import Any
 
 from rankspawn.errors import CollectiveTimeoutError
 from rankspawn.parallel.buffers import Flat
+from rankspawn.parallel.engines import Carrier
 from rankspawn.parallel.reducing import scale
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rankspawn.parallel.engines import Transfers
 
 _OPERATIONS = {
     "sum": "SUM", "avg": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX",
@@ -33,7 +36,7 @@ _MOST = 1 << 30
 _LOOK_SECONDS = 0.0002
 
 
-class MpiRanks:
+class MpiRanks(Carrier):
     """The ranks of an MPI communicator; see :class:`.engines.Engine`.
 
     Args:
@@ -102,29 +105,8 @@ class MpiRanks:
         for rank, row in enumerate(rows):
             self.broadcast(row, rank, timeout)
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Any]],
-        receives: Sequence[tuple[int, Any]],
-        timeout: float | None,
-    ) -> None:
-        """Data to some ranks and from some, in whatever order it comes."""
-        self._carry(sends, receives, 0, timeout)
-
-    def send(self, data: Any, dst: int, tag: int, timeout: float | None) -> None:
-        """A message to one rank."""
-        self._carry([(dst, data)], [], tag, timeout)
-
-    def recv(self, data: Any, src: int, tag: int, timeout: float | None) -> None:
-        """A message from one rank."""
-        self._carry([], [(src, data)], tag, timeout)
-
     def _carry(
-        self,
-        sends: Sequence[tuple[int, Any]],
-        receives: Sequence[tuple[int, Any]],
-        tag: int,
-        timeout: float | None,
+        self, sends: Transfers, receives: Transfers, tag: int, timeout: float | None
     ) -> None:
         self._forget_done()
         byte = self._mpi.BYTE

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from rankspawn.caller import at_users_line
 from rankspawn.parallel.agreeing import agree_on_calls
-from rankspawn.parallel.buffers import DeviceFlat, Flat, flatten, make, make_like, need_numpy
+from rankspawn.parallel.buffers import DeviceFlat, Flat, make, make_like, need_numpy
 from rankspawn.parallel.engine_messages import EngineMessages
 from rankspawn.parallel.objects import pickled, unpickled
 from rankspawn.parallel.reducing import depends_on_place, reduce_into
@@ -42,15 +42,6 @@ class OverEngine(EngineMessages):
         backend: ``torch:gloo``, ``mpi`` and the like.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        timeout: float | None = None,
-        agreement: Agreement | None = None,
-    ) -> None:
-        super().__init__(engine, timeout, agreement)
-        self._parts: list[Communicator] = []
-
     # -- reductions
 
     @at_users_line
@@ -74,14 +65,7 @@ class OverEngine(EngineMessages):
             flat.write_back()
         return buffer
 
-    @at_users_line
-    def reduce(
-        self, buffer: T, dst: int = 0, op: str = "sum", *, timeout: float | None = None
-    ) -> T:
-        """The same for one rank only; the others' buffers stay as they are."""
-        dst = self._check_rank(dst, "dst")
-        flat = self._hold(buffer, writable=self.rank == dst)
-        self._check_operation(flat, op)
+    def _reduce_at(self, flat: Flat, op: str, dst: int, timeout: float | None) -> None:
         used = flat if self.rank == dst else flat.copy()
         self._run(
             "reduce",
@@ -90,9 +74,6 @@ class OverEngine(EngineMessages):
             timeout,
             lambda wait: self._reduce(used, op, wait),
         )
-        if flat.write_back is not None and self.rank == dst:
-            flat.write_back()
-        return buffer
 
     def _reduce(self, flat: Flat, op: str, wait: float | None) -> None:
         if not flat.nbytes:
@@ -109,14 +90,7 @@ class OverEngine(EngineMessages):
         if depends_on_place(op, flat.dtype):  # then one rank's result is that of all
             self._engine.broadcast(flat.data, 0, wait)
 
-    @at_users_line
-    def reduce_scatter(self, buffer: Any, op: str = "sum", *, timeout: float | None = None) -> Any:
-        """This rank's part of what all have, reduced: ``buffer[rank]`` of ``size`` entries."""
-        flat = self._hold(buffer, writable=False)
-        self._check_rows(flat, "reduce_scatter")
-        self._check_operation(flat, op)
-        out = self._make_like(flat, flat.shape[1:])
-
+    def _reduce_rows(self, flat: Flat, out: Flat, op: str, timeout: float | None) -> None:
         def body(wait: float | None) -> None:
             if isinstance(flat, DeviceFlat):
                 copy = flat.copy()
@@ -128,15 +102,10 @@ class OverEngine(EngineMessages):
                 reduce_into(out.data, parts, flat.dtype, op)
 
         self._run("reduce_scatter", f"{flat.text} op={op}", flat.nbytes, timeout, body)
-        return out.source
 
     # -- data that is moved
 
-    @at_users_line
-    def broadcast(self, buffer: T, src: int = 0, *, timeout: float | None = None) -> T:
-        """Give all ranks what one has, in place."""
-        src = self._check_rank(src, "src")
-        flat = self._hold(buffer, writable=self.rank != src)
+    def _give_all(self, flat: Flat, src: int, timeout: float | None) -> None:
         self._run(
             "broadcast",
             f"{flat.text} src={src}",
@@ -144,42 +113,22 @@ class OverEngine(EngineMessages):
             timeout,
             lambda wait: self._give(flat, src, wait),
         )
-        if flat.write_back is not None and self.rank != src:
-            flat.write_back()
-        return buffer
 
     def _give(self, flat: Flat, src: int, wait: float | None) -> None:
         if flat.nbytes:
             self._engine.broadcast(flat.data, src, wait)
 
-    @at_users_line
-    def all_gather(self, buffer: Any, *, timeout: float | None = None) -> Any:
-        """What all ranks have, by rank: a new array with one more dimension in front."""
-        flat = self._hold(buffer, writable=False)
-        out = self._make_like(flat, (self.size, *flat.shape))
+    def _gather(self, flat: Flat, out: Flat | None, dst: int | None, timeout: float | None) -> None:
+        rows = [] if out is None else _rows(out.data, self.size)
 
         def body(wait: float | None) -> None:
-            if flat.nbytes:
-                self._engine.all_gather(_rows(out.data, self.size), flat.data, wait)
+            if dst is not None:
+                self._collect(flat.data, rows, dst, wait)
+            elif flat.nbytes:
+                self._engine.all_gather(rows, flat.data, wait)
 
-        self._run("all_gather", flat.text, flat.nbytes, timeout, body)
-        return out.source
-
-    @at_users_line
-    def gather(self, buffer: Any, dst: int = 0, *, timeout: float | None = None) -> Any:
-        """The same for one rank; None for the others."""
-        dst = self._check_rank(dst, "dst")
-        flat = self._hold(buffer, writable=False)
-        out = self._make_like(flat, (self.size, *flat.shape)) if self.rank == dst else None
-        rows = [] if out is None else _rows(out.data, self.size)
-        self._run(
-            "gather",
-            f"{flat.text} dst={dst}",
-            flat.nbytes,
-            timeout,
-            lambda wait: self._collect(flat.data, rows, dst, wait),
-        )
-        return None if out is None else out.source
+        name, where = ("all_gather", "") if dst is None else ("gather", f" dst={dst}")
+        self._run(name, flat.text + where, flat.nbytes, timeout, body)
 
     def _collect(self, data: Any, rows: Sequence[Any], dst: int, wait: float | None) -> None:
         """Have all ranks' data in the rows of one; they may be of different lengths."""
@@ -191,14 +140,7 @@ class OverEngine(EngineMessages):
         receives = [(rank, row) for rank, row in enumerate(rows) if rank != dst and len(row)]
         self._engine.exchange([], receives, wait)
 
-    @at_users_line
-    def scatter(self, array: Any = None, src: int = 0, *, timeout: float | None = None) -> Any:
-        """This rank's part of an array that one rank has: ``array[rank]`` of ``size`` entries."""
-        src = self._check_rank(src, "src")
-        flat: Flat | None = None
-        if self.rank == src:
-            flat = flatten(array, writable=False)
-            self._check_rows(flat, "scatter")
+    def _deal(self, flat: Flat | None, src: int, timeout: float | None) -> Any:
         nbytes = 0 if flat is None else flat.nbytes
         return self._run(
             "scatter", f" src={src}", nbytes, timeout, lambda wait: self._scatter(flat, src, wait)
@@ -220,12 +162,7 @@ class OverEngine(EngineMessages):
             )
         return out.source
 
-    @at_users_line
-    def all_to_all(self, buffer: Any, *, timeout: float | None = None) -> Any:
-        """What all ranks have for this one: entry ``i`` is rank i's ``buffer[rank]``."""
-        flat = self._hold(buffer, writable=False)
-        self._check_rows(flat, "all_to_all")
-        out = self._make_like(flat, flat.shape)
+    def _swap_rows(self, flat: Flat, out: Flat, timeout: float | None) -> None:
         rows, parts = _rows(flat.data, self.size), _rows(out.data, self.size)
         self._run(
             "all_to_all",
@@ -234,7 +171,6 @@ class OverEngine(EngineMessages):
             timeout,
             lambda wait: self._swap(rows, parts, wait),
         )
-        return out.source
 
     def _swap(self, rows: Sequence[Any], parts: Sequence[Any], wait: float | None) -> None:
         if not len(rows[0]):
@@ -248,50 +184,29 @@ class OverEngine(EngineMessages):
 
     # -- objects
 
-    @at_users_line
-    def broadcast_object(
-        self, obj: Any = None, src: int = 0, *, timeout: float | None = None
-    ) -> Any:
-        """What one rank has, whatever can be pickled."""
-        src = self._check_rank(src, "src")
-        mine = pickled(obj) if self.rank == src else b""
-        return unpickled(
-            self._run(
-                "broadcast_object",
-                f" src={src}",
-                len(mine),
-                timeout,
-                lambda wait: self._give_bytes(mine, src, wait),
-            )
+    def _give_object(self, mine: bytes, src: int, timeout: float | None) -> bytearray:
+        return self._run(
+            "broadcast_object",
+            f" src={src}",
+            len(mine),
+            timeout,
+            lambda wait: self._give_bytes(mine, src, wait),
         )
 
-    @at_users_line
-    def gather_object(
-        self, obj: Any, dst: int = 0, *, timeout: float | None = None
-    ) -> list[Any] | None:
-        """What all ranks have, by rank, for one of them; None for the others."""
-        dst = self._check_rank(dst, "dst")
-        mine = memoryview(pickled(obj))
-
-        def body(wait: float | None) -> list[bytearray]:
+    def _gather_objects(
+        self, mine: bytes, dst: int | None, timeout: float | None
+    ) -> Sequence[bytes | bytearray]:
+        def body(wait: float | None) -> Sequence[bytes | bytearray]:
+            if dst is None:
+                return self._gather_bytes(mine, wait)
             sizes = self._gather_sizes(len(mine), wait)
             found = [bytearray(size) for size in sizes] if self.rank == dst else []
-            self._collect(mine, [memoryview(each) for each in found], dst, wait)
+            rows = [memoryview(each) for each in found]
+            self._collect(memoryview(mine), rows, dst, wait)
             return found
 
-        found = self._run("gather_object", f" dst={dst}", len(mine), timeout, body)
-        return [unpickled(each) for each in found] if self.rank == dst else None
-
-    @at_users_line
-    def all_gather_object(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
-        """What all ranks have, by rank."""
-        mine = pickled(obj)
-
-        def body(wait: float | None) -> list[bytes]:
-            return self._gather_bytes(mine, wait)
-
-        found = self._run("all_gather_object", "", len(mine), timeout, body)
-        return [unpickled(each) for each in found]
+        name, where = ("all_gather_object", "") if dst is None else ("gather_object", f" dst={dst}")
+        return self._run(name, where, len(mine), timeout, body)
 
     def _give_bytes(self, mine: bytes, src: int, wait: float | None) -> bytearray:
         """What one rank has; the others learn first how much it is."""
@@ -324,16 +239,7 @@ class OverEngine(EngineMessages):
         self._check_timeout(timeout)
         return need_numpy("comm.empty() gives an array").empty(shape, dtype)
 
-    @at_users_line
-    def split(
-        self, color: int | None, key: int = 0, *, timeout: float | None = None
-    ) -> Communicator | None:
-        """A communicator of the ranks with the same color, ordered by key and rank.
-
-        None for a rank whose color is None.
-        """
-        mine = pickled((color, key))
-
+    def _split(self, mine: bytes, timeout: float | None) -> Communicator | None:
         def body(wait: float | None) -> tuple[list[int], Engine | None]:
             wishes = [unpickled(each) for each in self._gather_bytes(mine, wait)]
             found = [tuple(members_of(wishes, rank)) for rank in range(self.size)]
@@ -347,15 +253,11 @@ class OverEngine(EngineMessages):
         members, engine = self._run("split", "", len(mine), timeout, body)
         if not members:
             return None
-        part: Communicator
         if engine is None:
             from rankspawn.parallel.shared_memory import alone
 
-            part = alone()
-        else:
-            part = over_engine(engine, self._timeout)
-        self._parts.append(part)
-        return part
+            return alone()
+        return over_engine(engine, self._timeout)
 
     def statistics(self) -> Statistics:
         """What this rank has exchanged so far, and for whom of its machine it waited."""

@@ -10,25 +10,21 @@ from importlib import import_module
 from typing import Any
 
 from rankspawn.parallel.buffers import DeviceFlat, Flat, need_numpy
+from rankspawn.parallel.engines import SomeRanks
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rankspawn.parallel.engines import Transfers
 
 _OPERATIONS = {"sum": "SUM", "avg": "SUM", "prod": "PROD", "min": "MIN", "max": "MAX"}
 _TYPES = ("float32", "float64", "int32", "int64", "uint8", "int8")
 _WITHOUT_ROWS = "over paddle.distributed tensors on a device can be reduced, broadcast and gathered"
 
 
-class PaddleGroups:
-    """Some ranks of Paddle's default group; see :class:`.engines.Engine`.
-
-    Args:
-        paddle: The module.
-        members: The default group's ranks, by the number that they have here.
-        group: Their group; None for the default one.
-        made: The environment was made for this engine, and ends with it.
-    """
+class PaddleGroups(SomeRanks):
+    """Some ranks of Paddle's default group; see :class:`.engines.Engine`."""
 
     # Its functions have neither.
     has_tags: bool = False
@@ -37,13 +33,8 @@ class PaddleGroups:
     def __init__(
         self, paddle: Any, members: Sequence[int], group: Any = None, *, made: bool = False
     ) -> None:
+        super().__init__(paddle.distributed, members, group, made=made)
         self._paddle = paddle
-        self._dist = paddle.distributed
-        self._members = list(members)
-        self._group = group
-        self._made = made
-        self.rank: int = self._members.index(self._dist.get_rank())
-        self.size: int = len(self._members)
         # Over its gloo messages arrive among two ranks, and were seen not to among four, as if both
         # sides counted all their messages and had to be at the same number.
         self.has_messages: bool = self.size == 2 or self._dist.get_backend(group) != "GLOO"
@@ -117,19 +108,12 @@ class PaddleGroups:
         del timeout
         found: list[Any] = []
         self._dist.all_gather(found, self._tensor(data), group=self._group)
-        # Paddle's order is that of its own ranks.
-        order = sorted(range(self.size), key=self._members.__getitem__)
-        for rank, tensor in zip(order, found, strict=True):
+        for rank, tensor in zip(self._in_its_order(), found, strict=True):
             if isinstance(rows[rank], self._paddle.Tensor):
                 raise TypeError(_WITHOUT_ROWS)
             self._put(tensor, rows[rank])
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Any]],
-        receives: Sequence[tuple[int, Any]],
-        timeout: float | None,
-    ) -> None:
+    def exchange(self, sends: Transfers, receives: Transfers, timeout: float | None) -> None:
         """Data to some ranks and from some: each rank in turn gives all of its data to all.
 
         Not by messages, which do not arrive; see ``has_messages``.

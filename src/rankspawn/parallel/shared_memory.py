@@ -13,9 +13,9 @@ from rankspawn.parallel.blocks import Blocks
 from rankspawn.parallel.buffers import Flat, flatten, make, make_like, numpys_key
 from rankspawn.parallel.calling import Calling
 from rankspawn.parallel.channels import Channels
-from rankspawn.parallel.objects import exchange_objects, pickled, unpickled
+from rankspawn.parallel.objects import exchange_objects
 from rankspawn.parallel.pieces import get, put, put_rows, rounds_for, row_width, rows_of
-from rankspawn.parallel.reducing import check_operation, depends_on_place, reduce_into
+from rankspawn.parallel.reducing import depends_on_place, reduce_into
 from rankspawn.parallel.reductions import Prepared, prepare_small, reduce_large, reduce_small
 from rankspawn.parallel.splitting import join_region, make_region, split
 from rankspawn.parallel.statistics import Statistics
@@ -25,7 +25,6 @@ TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from rankspawn.parallel.communicator import Communicator
     from rankspawn.parallel.lockstep import Lockstep
 
 T = TypeVar("T")
@@ -48,7 +47,6 @@ class SharedMemory(Calling):
         super().__init__(step, backend, timeout)
         self._blocks = Blocks(step)
         self._channels = Channels(step)
-        self._parts: list[SharedMemory] = []
         self._barrier = Call("barrier")
         self._reads_directly = self.size > 1
         self._prepared: dict[tuple[object, str], Prepared] = {}
@@ -74,6 +72,7 @@ class SharedMemory(Calling):
                 self._run(prepared.call, partial(prepared.reduce, buffer), timeout)
                 return buffer
         flat = flatten(buffer, writable=True)
+        self._check_operation(flat, op)
         self._reduce(flat, op, None, "all_reduce", timeout)
         if key is not None:
             self._prepare(flat, key, op)
@@ -81,17 +80,8 @@ class SharedMemory(Calling):
             flat.write_back()
         return buffer
 
-    @at_users_line
-    def reduce(
-        self, buffer: T, dst: int = 0, op: str = "sum", *, timeout: float | None = None
-    ) -> T:
-        """The same for one rank only; the others' buffers stay as they are."""
-        dst = self._check_rank(dst, "dst")
-        flat = flatten(buffer, writable=self.rank == dst)
+    def _reduce_at(self, flat: Flat, op: str, dst: int, timeout: float | None) -> None:
         self._reduce(flat, op, dst, "reduce", timeout)
-        if flat.write_back is not None and self.rank == dst:
-            flat.write_back()
-        return buffer
 
     def _prepare(self, flat: Flat, key: object, op: str) -> None:
         """Have the next all-reduce of such arrays take less: most are made again and again."""
@@ -104,7 +94,6 @@ class SharedMemory(Calling):
     def _reduce(
         self, flat: Flat, op: str, dst: int | None, name: str, timeout: float | None
     ) -> None:
-        check_operation(op, flat.dtype)
         where = "" if dst is None else f" dst={dst}"
         call = Call(name, f"{flat.text} op={op}{where}", nbytes=flat.nbytes, timeout=timeout)
         step = self._step
@@ -116,27 +105,15 @@ class SharedMemory(Calling):
             call.block, call.offset = self._blocks.find(flat)
             self._run(call, lambda: reduce_large(step, self._blocks, call, flat, op, dst))
 
-    @at_users_line
-    def reduce_scatter(self, buffer: Any, op: str = "sum", *, timeout: float | None = None) -> Any:
-        """This rank's part of what all have, reduced: ``buffer[rank]`` of ``size`` entries."""
-        flat = flatten(buffer, writable=False)
-        self._check_rows(flat, "reduce_scatter")
-        check_operation(op, flat.dtype)
-        out = make_like(flat, flat.shape[1:])
-
+    def _reduce_rows(self, flat: Flat, out: Flat, op: str, timeout: float | None) -> None:
         def take(parts: list[memoryview], begin: int) -> None:
             reduce_into(out.data[begin : begin + parts[0].nbytes], parts, flat.dtype, op)
 
         self._exchange_rows("reduce_scatter", f" op={op}", flat, take, timeout)
-        return out.source
 
     # -- data that is moved
 
-    @at_users_line
-    def broadcast(self, buffer: T, src: int = 0, *, timeout: float | None = None) -> T:
-        """Give all ranks what one has, in place."""
-        src = self._check_rank(src, "src")
-        flat = flatten(buffer, writable=self.rank != src)
+    def _give_all(self, flat: Flat, src: int, timeout: float | None) -> None:
         call = Call("broadcast", f"{flat.text} src={src}", nbytes=flat.nbytes, timeout=timeout)
 
         width = self._width(flat.nbytes, flat.itemsize)
@@ -157,31 +134,11 @@ class SharedMemory(Calling):
             )
         else:
             self._exchange(call, flat.nbytes, width, fill, drain)
-        if flat.write_back is not None and self.rank != src:
-            flat.write_back()
-        return buffer
 
-    @at_users_line
-    def all_gather(self, buffer: Any, *, timeout: float | None = None) -> Any:
-        """What all ranks have, by rank: a new array with one more dimension in front."""
-        return self._gather("all_gather", buffer, None, timeout)
-
-    @at_users_line
-    def gather(self, buffer: Any, dst: int = 0, *, timeout: float | None = None) -> Any:
-        """The same for one rank; None for the others."""
-        dst = self._check_rank(dst, "dst")
-        return self._gather("gather", buffer, dst, timeout)
-
-    def _gather(self, name: str, buffer: Any, dst: int | None, timeout: float | None) -> Any:
-        flat = flatten(buffer, writable=False)
-        where = "" if dst is None else f" dst={dst}"
+    def _gather(self, flat: Flat, out: Flat | None, dst: int | None, timeout: float | None) -> None:
+        name, where = ("all_gather", "") if dst is None else ("gather", f" dst={dst}")
         call = Call(name, flat.text + where, nbytes=flat.nbytes, timeout=timeout)
-        if dst not in (None, self.rank):
-            out, rows = None, []
-        else:
-            out = make_like(flat, (self.size, *flat.shape))
-            rows = rows_of(out.data, self.size)
-
+        rows = [] if out is None else rows_of(out.data, self.size)
         width = self._width(flat.nbytes, flat.itemsize)
 
         def fill(room: memoryview, number: int) -> None:
@@ -192,20 +149,14 @@ class SharedMemory(Calling):
                 get(row, room, number, width)
 
         self._exchange(call, flat.nbytes, width, fill, drain)
-        return None if out is None else out.source
 
-    @at_users_line
-    def scatter(self, array: Any = None, src: int = 0, *, timeout: float | None = None) -> Any:
-        """This rank's part of an array that one rank has: ``array[rank]`` of ``size`` entries."""
-        src = self._check_rank(src, "src")
-        if self.rank == src:
-            flat = flatten(array, writable=False)
-            self._check_rows(flat, "scatter")
+    def _deal(self, flat: Flat | None, src: int, timeout: float | None) -> Any:
+        call = Call("scatter", f" src={src}", timeout=timeout)
+        if flat is not None:
             details = repr((flat.kind, flat.dtype, flat.itemsize, flat.shape)).encode()
-            call = Call("scatter", f" src={src}", nbytes=flat.nbytes, details=details)
-        else:
-            flat, call = None, Call("scatter", f" src={src}")
-        call.timeout = timeout
+            call = Call(
+                "scatter", f" src={src}", nbytes=flat.nbytes, details=details, timeout=timeout
+            )
         return self._run(call, lambda: self._scatter(flat, src))
 
     def _scatter(self, flat: Flat | None, src: int) -> Any:
@@ -232,12 +183,7 @@ class SharedMemory(Calling):
             get(out.data, step.stage(src, parity)[self.rank * width :], number, width)
         return out.source
 
-    @at_users_line
-    def all_to_all(self, buffer: Any, *, timeout: float | None = None) -> Any:
-        """What all ranks have for this one: entry ``i`` is rank i's ``buffer[rank]``."""
-        flat = flatten(buffer, writable=False)
-        self._check_rows(flat, "all_to_all")
-        out = make_like(flat, flat.shape)
+    def _swap_rows(self, flat: Flat, out: Flat, timeout: float | None) -> None:
         rows = rows_of(out.data, self.size)
 
         def take(parts: list[memoryview], begin: int) -> None:
@@ -245,7 +191,6 @@ class SharedMemory(Calling):
                 row[begin : begin + part.nbytes] = part
 
         self._exchange_rows("all_to_all", "", flat, take, timeout)
-        return out.source
 
     def _exchange_rows(
         self,
@@ -273,51 +218,24 @@ class SharedMemory(Calling):
 
     # -- messages, objects
 
-    @at_users_line
-    def send(self, buffer: Any, dst: int, tag: int = 0, *, timeout: float | None = None) -> None:
-        """Send to one rank; small messages do not wait until it takes them."""
-        dst = self._check_peer(dst, "dst")
-        flat = flatten(buffer, writable=False)
+    def _send(self, flat: Flat, dst: int, tag: int, timeout: float | None) -> None:
         call = Call("send", f"{flat.text} dst={dst} tag={tag}", nbytes=flat.nbytes, timeout=timeout)
         self._alone(call, lambda: self._channels.send(call, flat, dst, tag))
 
-    @at_users_line
-    def recv(self, buffer: T, src: int, tag: int = 0, *, timeout: float | None = None) -> T:
-        """Take the first message with this tag from one rank, in place."""
-        src = self._check_peer(src, "src")
-        flat = flatten(buffer, writable=True)
+    def _receive(self, flat: Flat, src: int, tag: int, timeout: float | None) -> None:
         call = Call("recv", f"{flat.text} src={src} tag={tag}", nbytes=flat.nbytes, timeout=timeout)
         self._alone(call, lambda: self._channels.receive(call, flat, src, tag))
-        if flat.write_back is not None:
-            flat.write_back()
-        return buffer
 
-    @at_users_line
-    def broadcast_object(
-        self, obj: Any = None, src: int = 0, *, timeout: float | None = None
-    ) -> Any:
-        """What one rank has, whatever can be pickled."""
-        src = self._check_rank(src, "src")
-        mine = pickled(obj) if self.rank == src else b""
-        found = self._objects("broadcast_object", f" src={src}", mine, [src], timeout)
-        return unpickled(found[src])
+    def _give_object(self, mine: bytes, src: int, timeout: float | None) -> bytearray:
+        return self._objects("broadcast_object", f" src={src}", mine, [src], timeout)[src]
 
-    @at_users_line
-    def gather_object(
-        self, obj: Any, dst: int = 0, *, timeout: float | None = None
-    ) -> list[Any] | None:
-        """What all ranks have, by rank, for one of them; None for the others."""
-        dst = self._check_rank(dst, "dst")
-        wanted = range(self.size) if self.rank == dst else ()
-        found = self._objects("gather_object", f" dst={dst}", pickled(obj), wanted, timeout)
-        return [unpickled(found[rank]) for rank in wanted] if self.rank == dst else None
-
-    @at_users_line
-    def all_gather_object(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
-        """What all ranks have, by rank."""
-        wanted = range(self.size)
-        found = self._objects("all_gather_object", "", pickled(obj), wanted, timeout)
-        return [unpickled(found[rank]) for rank in wanted]
+    def _gather_objects(
+        self, mine: bytes, dst: int | None, timeout: float | None
+    ) -> list[bytearray]:
+        wanted = range(self.size) if dst in (None, self.rank) else ()
+        name, where = ("all_gather_object", "") if dst is None else ("gather_object", f" dst={dst}")
+        found = self._objects(name, where, mine, wanted, timeout)
+        return [found[rank] for rank in wanted]
 
     def _objects(
         self, name: str, what: str, mine: bytes, wanted: Iterable[int], timeout: float | None
@@ -334,22 +252,12 @@ class SharedMemory(Calling):
         call = Call("empty", f" of {wanted.text}", timeout=timeout)
         return self._run(call, lambda: self._blocks.make(wanted))
 
-    @at_users_line
-    def split(
-        self, color: int | None, key: int = 0, *, timeout: float | None = None
-    ) -> Communicator | None:
-        """A communicator of the ranks with the same color, ordered by key and rank.
-
-        None for a rank whose color is None.
-        """
-        mine = pickled((color, key))
+    def _split(self, mine: bytes, timeout: float | None) -> SharedMemory | None:
         call = Call("split", nbytes=len(mine), timeout=timeout)
         step = self._run(call, lambda: split(self._step, mine))
         if step is None:
             return None
-        part = type(self)(step, backend=self.backend, timeout=self._timeout)
-        self._parts.append(part)
-        return part
+        return type(self)(step, backend=self.backend, timeout=self._timeout)
 
     def statistics(self) -> Statistics:
         """What this rank has exchanged so far, and for whom it waited."""

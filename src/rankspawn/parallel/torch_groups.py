@@ -12,11 +12,14 @@ from importlib import import_module
 from typing import Any
 
 from rankspawn.parallel.buffers import DeviceFlat, Flat, device_type
+from rankspawn.parallel.engines import Carrier, SomeRanks
 from rankspawn.parallel_env import ParallelEnv, get_rank, get_world_size
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rankspawn.parallel.engines import Transfers
 
 _OPERATIONS = {
     "sum": "SUM", "avg": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX",
@@ -30,15 +33,8 @@ _NARROW = ("float16", "bfloat16")
 _CLOSE_SECONDS = 5.0
 
 
-class TorchGroups:
-    """Some ranks of torch's default process group; see :class:`.engines.Engine`.
-
-    Args:
-        torch: The module.
-        members: The default group's ranks, by the number that they have here.
-        group: Their process group; None for the default one.
-        made: The default group was made for this engine, and ends with it.
-    """
+class TorchGroups(SomeRanks, Carrier):
+    """Some ranks of torch's default process group; see :class:`.engines.Engine`."""
 
     has_messages: bool = True
     has_timeouts: bool = True
@@ -46,16 +42,11 @@ class TorchGroups:
     def __init__(
         self, torch: Any, members: Sequence[int], group: Any = None, *, made: bool = False
     ) -> None:
+        super().__init__(torch.distributed, members, group, made=made)
         self._torch = torch
-        self._dist = torch.distributed
-        self._members = list(members)
-        self._group = group
-        self._made = made
         self._backends = _backends_of(self._dist, group)
         self._others: dict[str, Any] = {}
         self._posted: list[tuple[Any, Any]] = []
-        self.rank: int = self._members.index(self._dist.get_rank())
-        self.size: int = len(self._members)
         device = _device_of_rank()
         carrier = self._backends.get(device) or next(iter(self._backends.values()))
         self.name: str = f"torch:{carrier}"
@@ -140,35 +131,12 @@ class TorchGroups:
     def all_gather(self, rows: Sequence[Any], data: Any, timeout: float | None) -> None:
         """Give all ranks what all have: one row for each."""
         tensor = self._tensor(data)
-        # torch's order is that of its own ranks.
-        order = sorted(range(self.size), key=self._members.__getitem__)
-        targets = [self._tensor(rows[rank]) for rank in order]
+        targets = [self._tensor(rows[rank]) for rank in self._in_its_order()]
         group = self._group_for(tensor)
         self._wait(self._dist.all_gather(targets, tensor, group=group, async_op=True), timeout)
 
-    def exchange(
-        self,
-        sends: Sequence[tuple[int, Any]],
-        receives: Sequence[tuple[int, Any]],
-        timeout: float | None,
-    ) -> None:
-        """Data to some ranks and from some, in whatever order it comes."""
-        self._carry(sends, receives, 0, timeout)
-
-    def send(self, data: Any, dst: int, tag: int, timeout: float | None) -> None:
-        """A message to one rank."""
-        self._carry([(dst, data)], [], tag, timeout)
-
-    def recv(self, data: Any, src: int, tag: int, timeout: float | None) -> None:
-        """A message from one rank."""
-        self._carry([], [(src, data)], tag, timeout)
-
     def _carry(
-        self,
-        sends: Sequence[tuple[int, Any]],
-        receives: Sequence[tuple[int, Any]],
-        tag: int,
-        timeout: float | None,
+        self, sends: Transfers, receives: Transfers, tag: int, timeout: float | None
     ) -> None:
         self._forget_done()
         works = []
