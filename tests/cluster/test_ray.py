@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,52 @@ try:
     sys.stdin.read()
 finally:
     cluster.shutdown()
+"""
+# A driver that is killed: at first as a task, which Ray starts again, and then as a program.
+KILLED = """
+import os, signal, sys
+import ray
+import rankspawn
+from rankspawn.cluster import Ray
+from tests.cluster import cluster_cases as cases
+
+marks = sys.argv[1]
+
+def be_killed():
+    engine, words = Ray(nodes=2), {"nprocs": 1, "backend": "gloo", "join": False}
+    context = rankspawn.spawn(cases.sleep_for_ever, cluster=engine, **words)
+    with open(marks, "a") as file:
+        print(*context.pids(), file=file)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+@ray.remote(num_cpus=0, max_retries=1)
+def drive():
+    if not os.path.exists(marks):
+        be_killed()
+    engine = Ray(nodes=2)
+    return rankspawn.spawn(rankspawn.get_rank, nprocs=1, cluster=engine, backend="gloo").results()
+
+if __name__ == "__main__":
+    ray.init(address=os.environ["RAY_ADDRESS"], _node_ip_address="127.0.0.2", log_to_driver=False)
+    assert ray.get(drive.remote()) == [0, 1]
+    be_killed()
+"""
+# Ends once nothing is left of it.
+LOOK = """
+import os, sys, time
+import psutil, ray
+
+def find_left():
+    groups = {group["state"] for group in ray.util.placement_group_table().values()}
+    held = ray.cluster_resources()["CPU"] - ray.available_resources().get("CPU", 0)
+    with open(sys.argv[1]) as file:
+        alive = [pid for pid in map(int, file.read().split()) if psutil.pid_exists(pid)]
+    return alive, held, groups - {"REMOVED"}
+
+ray.init(address=os.environ["RAY_ADDRESS"], _node_ip_address="127.0.0.2", log_to_driver=False)
+while any(left := find_left()):
+    print("left:", *left, file=sys.stderr, flush=True)
+    time.sleep(0.5)
 """
 
 
@@ -93,6 +140,7 @@ def test_a_real_cluster(tmp_path: Path) -> None:
     with running_ray() as environ:
         run_common_tests(environ, tmp_path)
         run_example(environ, tmp_path)
+        run_killed(environ, tmp_path)
 
 
 def run_common_tests(environ: dict[str, str], tmp_path: Path) -> None:
@@ -119,13 +167,37 @@ def run_example(environ: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     # Its own choice of an address is not one of those that the nodes have here.
     script.write_text(code.replace("ray.init(", 'ray.init(_node_ip_address="127.0.0.2", '))
-    done = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        env={**environ, "RAY_ADDRESS": environ[RAY_ADDRESS]},
+    done = run_script(environ, script)
+    assert done.stdout == "[0, 10, 20, 30]\n", done.stderr
+
+
+def run_killed(environ: dict[str, str], tmp_path: Path) -> None:
+    """Of drivers that were killed nothing is left: processes, actors, placement groups."""
+    marks = str(tmp_path / "pids")
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED)
+    done = run_script(environ, script, marks)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert len(Path(marks).read_text().split()) == 4
+    script.write_text(LOOK)
+    done = run_script(environ, script, marks)
+    assert done.returncode == 0, done.stderr
+
+
+def run_script(
+    environ: dict[str, str], script: Path, *words: str
+) -> subprocess.CompletedProcess[str]:
+    paths = [str(ROOT), *filter(None, [environ.get("PYTHONPATH")])]
+    return subprocess.run(
+        [sys.executable, script, *words],
+        cwd=ROOT,
+        env={
+            **environ,
+            "RAY_ADDRESS": environ[RAY_ADDRESS],
+            "PYTHONPATH": os.pathsep.join(paths),
+        },
         capture_output=True,
         text=True,
-        timeout=DEADLOCK,
+        timeout=2 * DEADLOCK,
         check=False,
     )
-    assert done.stdout == "[0, 10, 20, 30]\n", done.stderr
