@@ -336,19 +336,17 @@ class tracker_kept:
 def adopt(process: Any, popen: Any) -> None:
     """Have a multiprocessing process stand for one that was started without its ``start()``.
 
-    ``_popen`` and ``_sentinel`` are what its methods use. multiprocessing waits at the program's
-    exit for what is in ``_children``; without that, atexit does. A sentinel that is made by asking
-    for it is not asked for: -1 stands for it, and ``RankProcess.sentinel`` asks.
+    ``_popen`` and ``_sentinel`` are what its methods use. A sentinel that is made by asking for it
+    is not asked for: -1 stands for it, and ``RankProcess.sentinel`` asks. At exit multiprocessing
+    waits for its ``_children``, without that atexit does; nobody does for a detached job's.
     """
     from multiprocessing import process as module
 
     process._popen = popen
     process._sentinel = -1 if getattr(popen, "makes_sentinel", False) else popen.sentinel
     children = getattr(module, "_children", None)
-    if children is None:
-        atexit.register(_wait_at_exit, process)
-    else:
-        children.add(process)
+    if not getattr(popen, "outlives_driver", False):
+        atexit.register(_wait_at_exit, process) if children is None else children.add(process)
 
 
 def _wait_at_exit(process: Any) -> None:

@@ -136,7 +136,11 @@ def _spawn_on_cluster(
     spectators = starter.spectators()
     make = also(MultiprocessContext, "paddle.distributed.spawn", "MultiprocessContext")
     return start_context(
-        starter.start, _policy(options, recorder), join=bool(join), spectators=spectators, make=make
+        starter.start,
+        _policy(starter.supervised, recorder),
+        join=bool(join),
+        spectators=spectators,
+        make=make,
     )
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
 
+    from rankspawn.supervise.group import Group
+
 
 class TerminatedError(BaseException):
     """Somebody wants this program to end; it is never seen outside."""
@@ -45,6 +47,11 @@ class _PassedOn(Temporary):
 def sigterm_passed_on() -> AbstractContextManager[None]:
     """In here SIGTERM is an exception in the next wait, if the program has no handler for it."""
     return handled_where_unhandled(signal.SIGTERM, _PassedOn())
+
+
+def ends_ranks(error: BaseException, group: Group) -> bool:
+    """Whether the group ends with what waited for it: ranks of a detached job outlive that."""
+    return not (isinstance(error, TerminatedError) and getattr(group, "outlives_driver", False))
 
 
 def die() -> NoReturn:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from rankspawn.cluster.engine import AgentRequest
-from rankspawn.cluster.slurm import Allocation, Slurm, environ_of_steps, explain
+from rankspawn.cluster.slurm import Allocation, Slurm, environ_of_steps
+from rankspawn.cluster.slurm_words import explain
 from tests.jobs import DEADLOCK
 from tests.launch.slurm_cluster import NODES, Cluster, running_slurm, why_no_slurm
 
@@ -54,8 +55,8 @@ def test_a_new_job_is_asked_for_with_what_was_given() -> None:
         4, partition="gpu", time="2:00:00", account="us", qos="high", extra=["--exclusive"]
     )
     assert engine.job_words("j")[:-3] == [
-        *("--nodes=4", "--job-name=j", "--no-bell"),
-        *("--partition=gpu", "--time=2:00:00", "--account=us", "--qos=high", "--exclusive"),
+        *("--nodes=4", "--job-name=j", "--partition=gpu", "--time=2:00:00", "--account=us"),
+        *("--qos=high", "--exclusive", "--no-bell"),
     ]
 
 
@@ -152,7 +153,7 @@ def test_what_slurm_refuses_comes_with_its_words(programs: Path) -> None:
 def test_who_waits_in_the_queue_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rankspawn.cluster.slurm._PATIENCE", 0.0)
+    monkeypatch.setattr("rankspawn.cluster.slurm.PATIENCE", 0.0)
     caplog.set_level(logging.WARNING)
     granted = "import sys; sys.stdin.read(1); print('7\\nn1\\n', flush=True); sys.stdin.read()"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
+    from rankspawn.cluster.attaching import attach as attach
     from rankspawn.cluster.engine import AgentRequest as AgentRequest
     from rankspawn.cluster.engine import Channel as Channel
     from rankspawn.cluster.engine import Engine as Engine
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rankspawn.cluster.slurm import Slurm as Slurm
     from rankspawn.cluster.ssh import Ssh as Ssh
 
-__all__ = ["AgentRequest", "Channel", "Engine", "Local", "Node", "Ray", "Slurm", "Ssh"]
+__all__ = ["AgentRequest", "Channel", "Engine", "Local", "Node", "Ray", "Slurm", "Ssh", "attach"]
 
 _HOMES = {
     "AgentRequest": "rankspawn.cluster.engine",
@@ -29,6 +30,7 @@ _HOMES = {
     "Ray": "rankspawn.cluster.ray",
     "Slurm": "rankspawn.cluster.slurm",
     "Ssh": "rankspawn.cluster.ssh",
+    "attach": "rankspawn.cluster.attaching",
 }
 
 

@@ -18,6 +18,7 @@ from contextlib import suppress
 from rankspawn.cluster.frames import FrameReader, GarbledError, read_some
 from rankspawn.cluster.node_ranks import NodeRanks
 from rankspawn.cluster.outputs import Outputs
+from rankspawn.cluster.rank_frames import describe_outcome, put_end
 from rankspawn.descriptors import Waker
 from rankspawn.interrupts import SignalPipe
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankspawn.cluster.frames import Header, Outbox
-    from rankspawn.supervise.outcome import Outcome
     from rankspawn.workers.group import WorkerGroup
 
 # No more output is read from the ranks' files while so much waits for the driver.
@@ -264,7 +264,7 @@ class AgentLoop:
                 self._tell_end(group, index)
             elif index not in self._failing:
                 self._failing.add(index)
-                header = _describe(index, group.outcomes[index], is_final=False)
+                header = describe_outcome(index, group.outcomes[index], is_final=False)
                 self._outbox.put(header)
         if time.monotonic() >= self._steps_due:
             self._tell_steps(group)
@@ -279,21 +279,7 @@ class AgentLoop:
         self._ended.add(index)
         for piece in self._outputs.read_rest(index):
             self._outbox.put({"is": "output", "index": index}, piece)
-        outcome, report = group.outcomes[index], group.report_of(index)
-        tail = group.last_lines(index) if outcome.is_failure else ""
-        texts = [
-            each.encode("utf-8", "surrogatepass") for each in (report.text, tail, report.crash)
-        ]
-        pieces = [] if report.pickled is None else report.pickled.pieces
-        header = _describe(index, outcome, is_final=True)
-        sizes = None if report.pickled is None else [piece.nbytes for piece in pieces]
-        header |= dict(zip(("text", "tail", "crash"), map(len, texts), strict=True))
-        header["pieces"] = sizes
-        self._outbox.put(header, b"".join([*texts, report.steps]))
-        offset = 0
-        for view in pieces:
-            self._outbox.put_pieces({"is": "data", "index": index}, view, offset)
-            offset += view.nbytes
+        put_end(self._outbox, group, index)
 
     def _tell_steps(self, group: WorkerGroup) -> None:
         pause = _STEPS_SECONDS if self._looks else _STEPS_SECONDS_UNSEEN
@@ -336,19 +322,3 @@ class AgentLoop:
             from rankspawn.workers.forkserver import stop_servers
 
             stop_servers()
-
-
-def _describe(index: int, outcome: Outcome, *, is_final: bool) -> Header:
-    """What became of a rank, on this node's clock."""
-    return {
-        "is": "outcome",
-        "index": index,
-        "final": is_final,
-        "end": outcome.end.name,
-        "code": outcome.exit_code,
-        "when": outcome.when_ns,
-        "reached": outcome.reached_function,
-        "returned": outcome.had_returned,
-        "evidence": outcome.evidence,
-        "follows": outcome.follows,
-    }

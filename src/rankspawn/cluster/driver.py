@@ -112,8 +112,8 @@ class Driver:
             header = {**self.terms.prepare, "count": count, "address": node.address}
             self._send(node, header)
 
-    def stop(self, grace: float, now: int) -> None:
-        """Have all ranks stopped, and what they started."""
+    def stop(self, grace: float, now: int | None) -> None:
+        """Have all ranks stopped, and what they started; without a time, it is not our wish."""
         if self.stopped_ns is None:
             self.stopped_ns = now
         for node in self.nodes:
@@ -307,6 +307,7 @@ class Driver:
             return
         node.phase = Phase.STARTED
         node.pids = [int(pid) for pid in header["pids"]]
+        node.hosts = [str(host) for host in header.get("hosts", ())]
         if header["plan"]:
             self.shown.append(str(header["plan"]))
         self.is_started = all(other.phase is Phase.STARTED for other in self.nodes)
@@ -343,7 +344,7 @@ class Driver:
             bool(told["returned"]),
             evidence if header is None else header["evidence"],
             bool(told["follows"]),
-            node.host,
+            node.host_of(local),
         )
         self.outcomes[index] = outcome
         self.has_failed = self.has_failed or outcome.is_failure

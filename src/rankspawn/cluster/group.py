@@ -58,12 +58,13 @@ class ClusterGroup:
         self.stops_on_failure = True
         self.queued: float = 0.0
         self.what = ""
+        self.outlives_driver: bool = False
         self.lost: Outcome | None = None
         self.closed: bool = False
         self._is_closing = False
         self.processes: list[RankProcess] = []
         self._driver = driver
-        self._printed = printed
+        self.printed = printed
         self._news = Waker()
         # For the next wait: made before anything runs, as a file may have a name for a moment.
         self._idle = [Waker()]
@@ -139,7 +140,7 @@ class ClusterGroup:
         """End what was started of a start that failed."""
         self.closed = self._is_closing = True
         self._links.close()
-        self._printed.close()
+        self.printed.close()
         self._close_wakers()
 
     def _close_wakers(self) -> None:
@@ -149,7 +150,9 @@ class ClusterGroup:
 
     def _make_process(self, node: NodeState, local: int) -> RankProcess:
         process = RankProcess(node.first + local, self.is_daemonic)
-        process.has_started(RemoteProcess(self, node.first + local, node.pids[local], node.host))
+        process.has_started(
+            RemoteProcess(self, process.rank, node.pids[local], node.host_of(local))
+        )
         return process
 
     # What the thread notes.
@@ -159,7 +162,7 @@ class ClusterGroup:
         driver = self._driver
         printed, driver.printed = driver.printed, []
         if printed:
-            self._printed.add(printed)
+            self.printed.add(printed)
         shown, driver.shown = driver.shown, []
         for text in shown:
             print(text, flush=True)  # noqa: T201 - what print_config is for
@@ -284,6 +287,14 @@ class ClusterGroup:
                     self._give_up_silent()
             self.collect()
 
+    def end_because(self, why: str) -> None:
+        """Have the ranks stopped because somebody else wants it: that is a loss."""
+        with self._links.lock:
+            for node in self._driver.nodes:
+                node.why_ending = node.why_ending or why
+            self._driver.stop(self.grace, None)
+            self._links.send()
+
     def _give_up_silent(self) -> None:
         """Nodes that do not say that their ranks are gone: have the engine end their agents."""
         with self._links.lock:
@@ -309,7 +320,7 @@ class ClusterGroup:
                 self._is_closing = True
             self.collect()
             self._links.close()
-            self._printed.finish()
+            self.printed.finish()
             self.closed = True  # now: who shows what was printed then shows the rest
             self._close_wakers()
             for tell in list(self.listeners):
@@ -335,7 +346,7 @@ class ClusterGroup:
         """What a rank printed last, for its error."""
         node = self._driver.node_of(index)
         report = node.reports.get(index - node.first)
-        return self._printed.last_lines(index, "" if report is None else report.tail)
+        return self.printed.last_lines(index, "" if report is None else report.tail)
 
     def stacks(self, *, quickly: bool = False) -> dict[int, str]:
         """Rank to the Python stacks of all its threads, of the ranks that run."""
@@ -364,7 +375,7 @@ class ClusterGroup:
     def open_output(self, index: int) -> RankOutput | None:
         """Where what the rank prints can be read."""
         with self._links.lock:
-            return self._printed.open(index)
+            return self.printed.open(index)
 
     def signal(self, index: int, number: int) -> None:
         """Have a signal sent to one rank."""

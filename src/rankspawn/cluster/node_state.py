@@ -54,6 +54,7 @@ class NodeState:
         first: The rank of the first one.
         offset_ns: Its clock minus ours.
         error_ns: How wrong that may be; None as long as it was not measured.
+        hosts: Of each rank, if they are several.
         heard_ns: When it said something last, on our clock.
     """
 
@@ -69,6 +70,7 @@ class NodeState:
     backend: str = "gloo"
     warning: str | None = None
     pids: list[int] = field(default_factory=list)
+    hosts: list[str] = field(default_factory=list)
     is_same_clock: bool = True
     offset_ns: int = 0
     error_ns: int | None = None
@@ -91,6 +93,10 @@ class NodeState:
     def as_host(self) -> list[object]:
         """What all nodes are told of it."""
         return [self.address, self.count, self.ports]
+
+    def host_of(self, local: int) -> str:
+        """Where a rank is: a keeper has those of several hosts."""
+        return self.hosts[local] if self.hosts else self.host
 
     def local_of(self, header: Header) -> int:
         """The place on this node of the rank that a frame is about."""

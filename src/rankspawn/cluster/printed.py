@@ -123,10 +123,11 @@ class InMemory:
 
 
 class Merged:
-    """One file without a name for the lines of all ranks."""
+    """One file for the lines of all ranks: without a name, unless another one is given."""
 
-    def __init__(self) -> None:
-        self._write, self._read = open_capture()
+    def __init__(self, files: tuple[Owned, Owned] | None = None) -> None:
+        """Take these two, to write and to read."""
+        self._write, self._read = files or open_capture()
         self._lines: dict[int, LineAssembler] = {}
 
     def add(self, pieces: Sequence[tuple[int, bytes]]) -> None:

@@ -34,6 +34,11 @@ class RemoteProcess:
         self.host: str = host
 
     @property
+    def outlives_driver(self) -> bool:
+        """It runs on when this process ends."""
+        return self._group.outlives_driver
+
+    @property
     def sentinel(self) -> int:
         """Readable once it ended; a descriptor that is made by asking for it."""
         return self._group.sentinel_of(self._index)

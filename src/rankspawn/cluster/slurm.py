@@ -20,10 +20,11 @@ from functools import partial
 
 from rankspawn.cluster.engine import TIME_TO_KILL, AgentRequest, Node
 from rankspawn.cluster.programs import ProgramChannel, SharedDeadline, close_all, end
+from rankspawn.cluster.slurm_words import explain
 
 _log = logging.getLogger(__name__)
 # Seconds in a queue after which people want to know what it is that they wait for.
-_PATIENCE = 5.0
+PATIENCE = 5.0
 # Says what was granted, and keeps it.
 _HOLD = 'echo "$SLURM_JOB_ID"; scontrol show hostnames "$SLURM_JOB_NODELIST"; echo; exec cat'
 _STEP = (
@@ -38,13 +39,6 @@ _NOT_FOR_OUR_STEPS = re.compile(
     r"SLURM_(LABELIO|UNBUFFEREDIO|NTASKS\w*|NPROCS|TASKS_PER_NODE|CPU_BIND\w*|DISTRIBUTION|HINT"
     r"|THREADS_PER_CORE|RELATIVE|EXACT|EXCLUSIVE|WHOLE|STEP\w*|PROCID|NODEID|LOCALID|MULTI_PROG)"
 )
-_ADVICE = {
-    "TIME LIMIT": "the time of the Slurm job is over: ask for more with time=",
-    "PREEMPTION": "Slurm gave the nodes to a job of higher priority",
-    "CANCELLED": "the Slurm job or its step was cancelled",
-    "NODE FAILURE": "Slurm lost the node",
-}
-_BESIDE_THE_POINT = re.compile(r"lacks support for cpu binding|Job step aborted: Waiting up to")
 
 
 class Slurm:
@@ -60,6 +54,8 @@ class Slurm:
         qos: Its quality of service.
         extra: More words for ``salloc``: ``["--gres=gpu:8", "--exclusive"]``.
         python: The interpreter on the nodes; None for the path of this one.
+        detach: A new job outlives its driver, and :func:`rankspawn.cluster.attach` finds it again.
+            Its task and its results are in a folder of yours, or where this says.
 
     Raises:
         ValueError: One of them makes no sense.
@@ -82,13 +78,15 @@ class Slurm:
         qos: str | None = None,
         extra: Sequence[str] = (),
         python: str | os.PathLike[str] | None = None,
+        detach: bool | str | os.PathLike[str] = False,
     ) -> None:
         if nodes is not None and (isinstance(nodes, bool) or nodes < 1):
             raise ValueError(f"nodes={nodes!r}: a job has at least one node")
         if isinstance(extra, str) or not all(isinstance(word, str) for word in extra):
             raise ValueError(f"extra={extra!r} must be words for salloc: ['--gres=gpu:8']")
         self._count = nodes
-        self._python = None if python is None else os.fspath(python)
+        self.python: str | None = None if python is None else os.fspath(python)
+        self.detach = detach
         asked = {"partition": partition, "time": time, "account": account, "qos": qos}
         self._words = [f"--{name}={value}" for name, value in asked.items() if value is not None]
         self._words += extra
@@ -98,7 +96,7 @@ class Slurm:
 
     def nodes(self) -> Sequence[Node]:
         """Those of the allocation; without one, as many as a new job will have."""
-        for program in ("srun", "salloc", "scontrol"):
+        for program in ("srun", "sbatch" if self.detaches else "salloc", "scontrol"):
             if shutil.which(program) is None:
                 raise RuntimeError(f"Slurm needs the program {program}, which is not on PATH")
         if "SLURM_JOB_ID" not in os.environ:
@@ -116,10 +114,18 @@ class Slurm:
             allocation.close()
             raise
 
+    @property
+    def detaches(self) -> bool:
+        """Whether it starts a job of its own; in one, that has begun already."""
+        return bool(self.detach) and "SLURM_JOB_ID" not in os.environ
+
+    def batch_words(self, job: str) -> list[str]:
+        """What a job is described with."""
+        return [f"--nodes={self._count or 1}", f"--job-name={job}", *self._words]
+
     def job_words(self, job: str) -> list[str]:
         """What the allocation is asked for with."""
-        asked = [f"--nodes={self._count or 1}", f"--job-name={job}", "--no-bell", *self._words]
-        return [*asked, "sh", "-c", _HOLD]
+        return [*self.batch_words(job), "--no-bell", "sh", "-c", _HOLD]
 
     def step_command(self, job: str, host: str, words: Sequence[str]) -> list[str]:
         """What runs these words on one node of an allocation."""
@@ -149,7 +155,7 @@ class Slurm:
         steps: list[_Step] = []
         try:
             for host in hosts:
-                command = self.step_command(job, host, request.command(self._python))
+                command = self.step_command(job, host, request.command(self.python))
                 why = partial(explain, host)
                 steps.append(_Step(host, command, environ=environ, deadline=deadline, explain=why))
         except BaseException:
@@ -209,7 +215,7 @@ class Allocation:
 
     def _granted(self) -> list[str]:
         """The number and the names; nothing if it ended without."""
-        if not select.select([self._socket], [], [], _PATIENCE)[0]:
+        if not select.select([self._socket], [], [], PATIENCE)[0]:
             _log.warning("waiting for the nodes that Slurm was asked for; `squeue --me` says why")
         words: list[str] = []
         with self._socket.makefile() as lines:
@@ -236,15 +242,3 @@ class _Step(ProgramChannel):
 def environ_of_steps(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without what would give our steps another shape."""
     return {name: text for name, text in environ.items() if not _NOT_FOR_OUR_STEPS.fullmatch(name)}
-
-
-def explain(host: str, code: int | None, said: str) -> str:
-    """Why there is no agent on this node any more, and Slurm's own last words."""
-    lines = [line for line in said.splitlines() if not _BESIDE_THE_POINT.search(line)]
-    said, upper = "\n".join(lines), said.upper()
-    advice = next((words for sign, words in _ADVICE.items() if sign in upper), "")
-    if not advice and ("No module named" in said and "rankspawn" in said):
-        advice = f"the Python on {host} has no rankspawn: name another one with python="
-    if not advice and not said and code:
-        advice = f"srun ended with code {code}"
-    return "; Slurm said: ".join(filter(None, (advice, said)))

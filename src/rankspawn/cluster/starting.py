@@ -13,8 +13,8 @@ from typing import Any
 import rankspawn
 from rankspawn.caller import warn_caller
 from rankspawn.cluster.agent import clock_name
-from rankspawn.cluster.driver import Driver
-from rankspawn.cluster.engine import AgentRequest, Engine, Node
+from rankspawn.cluster.agents import start_agents
+from rankspawn.cluster.engine import Engine, Node
 from rankspawn.cluster.group import ClusterGroup
 from rankspawn.cluster.node_state import NodeState
 from rankspawn.cluster.printed import InMemory, Logs, Merged
@@ -27,7 +27,6 @@ from rankspawn.values import replace
 from rankspawn.view.request import check_show_request, read_show_request
 from rankspawn.view.sources import Place
 from rankspawn.workers.payload import Inheritance, write_payload
-from rankspawn.workers.running import settle_at_exit
 from rankspawn.workers.start import StartSettings, setting_of_parent
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -153,6 +152,11 @@ class ClusterStarter:
             if not self._is_plain:
                 make_room_for_descriptors(_DESCRIPTORS_PER_RANK * world_size)
 
+    @property
+    def supervised(self) -> SpawnOptions:
+        """The options that this process has to see to."""
+        return self.options
+
     def spectators(self) -> list[Spectator]:
         """Who shows what ranks do."""
         found: list[Spectator] = [] if self.recorder is None else [self.recorder]
@@ -171,28 +175,17 @@ class ClusterStarter:
         self.check(counts)
         terms = self._terms(restart_count)
         printed = self._printed(restart_count)
-        settle_at_exit()
-        try:
-            request = AgentRequest(
-                f"rankspawn-{self._run_id[:12]}-{restart_count}",
-                tuple(None if count == -1 else count for count in counts),
-                options.grace_period,
-            )
-            asked = time.monotonic()
-            channels = engine.start(request)
-            queued = time.monotonic() - asked if engine.start_timeout is None else 0.0
-        except BaseException:
-            printed.close()
-            raise
-        states = [
-            NodeState(number, channel.host, channel.address)
-            for number, channel in enumerate(channels)
-        ]
-        driver = Driver(states, terms)
-        group = ClusterGroup(driver, channels, printed, options.grace_period, self.daemon)
-        group.queued = queued
+        group, states = start_agents(
+            engine,
+            counts,
+            terms,
+            printed,
+            job=f"rankspawn-{self._run_id[:12]}-{restart_count}",
+            grace=options.grace_period,
+            daemon=self.daemon,
+        )
         if self._deadline is not None:
-            self._deadline += queued
+            self._deadline += group.queued
         group.stops_on_failure = options.on_failure == "stop"
         group.what = name_of(self.task.func)
         group.start(counts, self._deadline, engine.start_timeout)
@@ -314,9 +307,8 @@ def _places(node: NodeState, nodes: Sequence[NodeState]) -> list[Place]:
     for local in range(node.count):
         kind = node.device_type
         device = f"{kind} {node.devices[local]}" if node.devices else kind
-        places.append(
-            Place(node.first + local, local, world_size, device, node=node.number, host=node.host)
-        )
+        host, rank = node.host_of(local), node.first + local
+        places.append(Place(rank, local, world_size, device, node=node.number, host=host))
     return places
 
 
@@ -336,4 +328,9 @@ def make_starter(
         ValueError, TypeError: Something asked for cannot be; nothing was started.
     """
     check_options(options)
-    return ClusterStarter(engine, task, options, nprocs, daemon, logging, recorder)
+    make: type[ClusterStarter] = ClusterStarter
+    if getattr(engine, "detaches", False):
+        from rankspawn.cluster.attaching import DetachedStarter
+
+        make = DetachedStarter
+    return make(engine, task, options, nprocs, daemon, logging, recorder)

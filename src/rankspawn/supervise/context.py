@@ -178,6 +178,11 @@ class MultiprocessContext(Generic[T_co]):
         """Sentinel to index of the processes that still run."""
         return self._group.sentinels
 
+    @property
+    def job_id(self) -> str | None:
+        """The number of a detached job, for ``rankspawn.cluster.attach``; None of others."""
+        return getattr(self._group, "job_id", None)
+
     def pids(self) -> list[int]:
         """The process ids by rank."""
         return [process.popen.pid for process in self._group.processes]

@@ -29,7 +29,7 @@ from rankspawn.supervise.failures import (
 from rankspawn.supervise.outcome import End, failures_in
 from rankspawn.supervise.policy import SupervisionPolicy as SupervisionPolicy
 from rankspawn.telling import get_logger
-from rankspawn.terminating import TerminatedError, die, sigterm_passed_on
+from rankspawn.terminating import TerminatedError, die, ends_ranks, sigterm_passed_on
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Supervisor:
     def stop_after(self, error: BaseException, grace: float) -> None:
         """End the group that was started, if there is one and it has not ended yet."""
         with handlers_held():
-            if hasattr(self, "group"):
+            if hasattr(self, "group") and ends_ranks(error, self.group):
                 interrupted = isinstance(error, KeyboardInterrupt)
                 if isinstance(error, TerminatedError) and not self.group.all_ended:
                     logger.warning(
