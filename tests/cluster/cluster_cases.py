@@ -83,7 +83,10 @@ def end_the_agent() -> None:
 
 
 def save_on_sigterm(folder: str) -> None:
-    """Takes SIGTERM for the call to save, which needs its time, and is done then."""
+    """Takes SIGTERM for the call to save, which needs its time, and is done then.
+
+    SIGUSR1 says that this will come.
+    """
     rank = rankspawn.get_rank()
 
     def save(*_: object) -> None:
@@ -94,6 +97,7 @@ def save_on_sigterm(folder: str) -> None:
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, save)
+    signal.signal(signal.SIGUSR1, lambda *_: Path(folder, f"warned.{rank}").touch())
     Path(folder, f"ready.{rank}").touch()
     sleep_for_ever()
 
@@ -119,7 +123,7 @@ async def take_part(*, own: str) -> tuple[str, int]:
     return own, logging.getLogger(LOGGER).level
 
 
-def wait_for_word(folder: str) -> int:
+def wait_for_word(folder: str) -> tuple[int, int]:
     """Do what a file says, once it is there."""
     path = Path(folder, "word")
     while not path.exists() or not (word := path.read_text()):
@@ -127,4 +131,4 @@ def wait_for_word(folder: str) -> int:
     print(f"it is {word}", flush=True)
     if word == "raise":
         raise ValueError("on purpose")
-    return rankspawn.get_rank()
+    return rankspawn.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])

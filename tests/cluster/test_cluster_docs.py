@@ -22,14 +22,14 @@ NAMES = ("gpu1", "gpu2")
 pytestmark = pytest.mark.slow
 
 
-def _run_example(engine: str, folder: Path, **variables: str) -> None:
+def _run_example(engine: str, folder: Path, *before: str, **variables: str) -> None:
     (code,) = re.findall(
         rf"^<!-- engine: {engine} -->\n```py\n(.*?)^```$", PAGE.read_text(), re.S | re.M
     )
     script = folder / "example.py"
     script.write_text(code)
     done = subprocess.run(
-        [sys.executable, script],
+        [*before, sys.executable, script],
         cwd=folder,
         env={**os.environ, **variables},
         capture_output=True,
@@ -63,5 +63,8 @@ def test_ssh(tmp_path: Path) -> None:
 @pytest.mark.skipif(bool(why_no_slurm()), reason=why_no_slurm())
 def test_slurm(tmp_path: Path) -> None:
     with running_slurm() as cluster:
-        _run_example("slurm", tmp_path, SLURM_CONF=str(cluster.configuration))
+        configuration = str(cluster.configuration)
+        _run_example("slurm", tmp_path, SLURM_CONF=configuration)
+        # The same script in an allocation uses that one.
+        _run_example("slurm", tmp_path, "salloc", "--nodes=2", SLURM_CONF=configuration)
         cluster.wait_until_idle()

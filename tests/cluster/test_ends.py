@@ -152,6 +152,9 @@ def test_scancel_leaves_time_to_save_and_nothing_else(slurm: Cluster, tmp_path: 
         grace_period=DEADLOCK,
     )
     cases.wait_for(tmp_path / "ready.0", tmp_path / "ready.1")
+    # What is sent some time before the end (--signal=USR1@60) is for the ranks alone.
+    slurm.cancel("rst-ends", "--signal=USR1")
+    cases.wait_for(tmp_path / "warned.0", tmp_path / "warned.1")
     slurm.cancel("rst-ends")
     assert context.join()  # they said that all was well
     slurm.wait_until_idle()

@@ -103,10 +103,20 @@ class Cluster:
         """What to put before a command to run it once on each node."""
         return ["srun", f"--nodes={len(NODES)}", "--ntasks-per-node=1", *options]
 
-    def cancel(self, name: str) -> None:
-        subprocess.run(
-            ["scancel", f"--jobname={name}"], env=self._environ, check=True, timeout=DEADLOCK
+    def cancel(self, name: str, *options: str) -> None:
+        self.run("scancel", *options, f"--jobname={name}")
+
+    def run(self, *command: str) -> str:
+        """What one of Slurm's programs says."""
+        done = subprocess.run(
+            command,
+            env=self._environ,
+            check=True,
+            timeout=DEADLOCK,
+            stdout=subprocess.PIPE,
+            text=True,
         )
+        return done.stdout
 
     def wait_until_idle(self) -> None:
         """Wait until nothing of a job is left but what has no business to be there."""

@@ -41,6 +41,8 @@ _LOOK_SECONDS = 0.1
 _FLUSH_SECONDS = 5.0
 # Signals that ask an agent to end: of a scheduler before the end of a job, of a terminal.
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
+# Signals that schedulers send to programs some time before the end, which are the ranks' matter.
+_FOR_RANKS = (signal.SIGUSR1, signal.SIGUSR2)
 # Errors that the driver raises as they are; of others it raises a RuntimeError.
 _KNOWN = (ValueError, TypeError, ImportError, OSError, RuntimeError)
 
@@ -76,7 +78,7 @@ class AgentLoop:
 
     def run(self) -> int:
         """Until the driver is gone, or a signal ends this agent; the exit code."""
-        for number in (*_ENDING, signal.SIGINT):
+        for number in (*_ENDING, *_FOR_RANKS, signal.SIGINT):
             # Ctrl-C is the driver's matter; and what is ignored here would be ignored by ranks.
             signal.signal(number, lambda *_: None)
         for fd in (self._read, self._signals.fileno(), self._waker.fileno()):

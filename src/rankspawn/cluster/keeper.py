@@ -91,6 +91,8 @@ class Keeper:
         # What an earlier start of this job has left.
         (self._folder / ENDED).unlink(missing_ok=True)
         signal.signal(signal.SIGTERM, self._note_sigterm)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):  # the ranks' matter
+            signal.signal(number, lambda *_: None)
         attendance.start()
         try:
             supervisor.begin()
