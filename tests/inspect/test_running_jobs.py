@@ -19,7 +19,7 @@ import pytest
 import rankspawn
 from rankspawn import MultiprocessContext
 from rankspawn.cli import main
-from rankspawn.inspect import showing
+from rankspawn.inspect import finding, showing
 from rankspawn.inspect.asking import stacks_of
 from rankspawn.inspect.finding import RunningJob, find_jobs
 from rankspawn.workers import forked
@@ -132,10 +132,18 @@ def test_a_log_that_a_rank_opens_late_is_followed(
     assert sorted(capfd.readouterr().out.splitlines()) == HERE
 
 
-def test_what_has_no_logs_says_where_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    with rankspawn.spawn(jobs.sleep_for_ever, nprocs=1, join=False, tee=True, **FORK):
+def test_what_ranks_print_to_files_in_memory(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with waiting(rankspawn.spawn, tee=(), **FORK) as job:
+        assert [rank.log for rank in job.ranks] == [f"/proc/{r.pid}/fd/1" for r in job.ranks]
+        assert main(["logs", ME]) == 0
+        assert sorted(capfd.readouterr().out.splitlines()) == HERE
+
+        # Ranks print to a pipe of the program's where nothing else is said.
+        monkeypatch.setattr(finding, "CAPTURE_FILE", "another-file")
         assert main(["logs", ME]) == 1
-    assert "keeps no logs" in capsys.readouterr().err
+        assert "keeps no logs" in capfd.readouterr().err
 
 
 def test_a_table_follows_a_job_to_its_end(

@@ -75,7 +75,7 @@ def _logs(arguments: argparse.Namespace) -> int:
     if not any(rank.log or rank.will_print for rank in ranks):
         raise NoJobError(
             f"job {job.id} keeps no logs: its ranks print to where process {job.parent} does. "
-            "With spawn(..., log_dir=...) each has a file"
+            "With spawn(..., log_dir=...) or tee=True each has a file"
         )
     show_logs(job, arguments.rank, follow=arguments.follow)
     return 0

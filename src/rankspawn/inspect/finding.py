@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from rankspawn.inspect.labels import GroupLabel, RankLabel, read_group, read_rank
 from rankspawn.workers.board import BOARD_FILE, read_page
+from rankspawn.workers.logs import CAPTURE_FILE
 from rankspawn.workers.marker import list_processes, ticks_since_boot, when_started
 from rankspawn.workers.meeting import ENTRY, FIRST_ENTRY_AT, count_listed
 from rankspawn.workers.outcome_file import read_header, read_steps
@@ -160,7 +161,7 @@ def _describe(label: GroupLabel, path: str, links: Mapping[str, str]) -> Running
             ranks.append(_program(index, pid, steps, is_alive=is_alive))
             continue
         rank, where = reports.get(index, (RankLabel(label.mark, index, first + index, ""), None))
-        ranks.append(_worker(rank, where, pid, parents_log, is_alive=is_alive))
+        ranks.append(_worker(rank, where, pid, label.parent, parents_log, is_alive=is_alive))
     if processes and not any(rank.is_alive for rank in ranks):
         return None
     started = time.time() - (ticks_since_boot() - int(label.mark[_TIME], 16)) / _TICKS
@@ -196,7 +197,13 @@ def _runs(pid: int, listed: int) -> bool:
 
 
 def _worker(
-    label: RankLabel, path: str | None, pid: int, parents_log: str | None, *, is_alive: bool
+    label: RankLabel,
+    path: str | None,
+    pid: int,
+    parent: int,
+    parents_log: str | None,
+    *,
+    is_alive: bool,
 ) -> RankSeen:
     """A rank that runs a function, with what it reports."""
     state, steps = "ended", b""
@@ -209,7 +216,7 @@ def _worker(
                 os.close(fd)
     if not is_alive and state not in ("done", "failed"):
         state = "ended"
-    log = _log_of(pid) if is_alive else None
+    log = (_log_of(pid) or _captured_by(pid, parent)) if is_alive else None
     if log == parents_log and state in BEFORE_FUNCTION:
         log = None  # as the parent's, until the rank has opened its own
     return RankSeen(label.rank, pid, is_alive, label.device, state, path, steps, log)
@@ -248,6 +255,18 @@ def _log_of(pid: int) -> str | None:
     except OSError:
         return None
     return path if same and os.path.isfile(path) else None
+
+
+def _captured_by(pid: int, parent: int) -> str | None:
+    """The way to what a process prints to a file in memory that its parent shows (``tee``)."""
+    path = f"/proc/{pid}/fd/1"
+    try:
+        is_captured = CAPTURE_FILE in os.path.basename(os.readlink(path))
+        # Where the parent is a rank itself, it may be the parent's own.
+        is_own = not os.path.samestat(os.stat(path), os.stat(f"/proc/{parent}/fd/1"))
+    except OSError:
+        return None
+    return path if is_captured and is_own else None
 
 
 def runs(pid: int) -> bool:

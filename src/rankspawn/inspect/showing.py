@@ -135,8 +135,11 @@ class _Logs:
             if rank.log is not None and rank.log not in self._lines:
                 # A file that several print to is copied as it is.
                 own = self._has_prefixes and printing[rank.log] == 1
-                tail = Tail(Owned(os.open(rank.log, os.O_RDONLY | os.O_CLOEXEC)))
-                self._lines[rank.log] = _Lines(f"[rank {rank.rank}] " if own else "", tail)
+                try:
+                    file = Owned(os.open(rank.log, os.O_RDONLY | os.O_CLOEXEC))
+                except OSError:  # it was removed; a rank with a file in memory has ended
+                    continue
+                self._lines[rank.log] = _Lines(f"[rank {rank.rank}] " if own else "", Tail(file))
         return len(self._lines) > count
 
     def copy(self, *, is_last: bool) -> None:

@@ -13,6 +13,8 @@ from rankspawn.values import dataclass
 
 # Enough to see what a rank did before it failed; the file has the rest.
 TAIL_LINES = 20
+# What files in memory are called that have a rank's output; rankspawn logs finds them by it.
+CAPTURE_FILE = "rankspawn-output"
 # Far more than a line has, as a rule; of longer ones fewer are shown.
 _BYTES_PER_LINE = 800
 
@@ -73,7 +75,7 @@ def open_capture() -> tuple[Owned, Owned]:
 
     A file and no pipe, so that a worker never waits for whoever shows its output.
     """
-    read = Owned(anonymous_file("rankspawn-output"))
+    read = Owned(anonymous_file(CAPTURE_FILE))
     try:
         # Opened once more: descendants append to it, and the system tells of no changes that
         # are made through the descriptor it was created with.
