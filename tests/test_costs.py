@@ -129,6 +129,24 @@ def test_modules_that_rankrun_loads_before_its_first_worker(tmp_path: Path) -> N
         assert loaded.isdisjoint(NOT_OF_RANKRUN)
 
 
+@pytest.mark.untraced
+def test_modules_that_an_agent_does_not_load() -> None:
+    code = "import rankspawn.cluster.agent_loop, sys; print(*sys.modules)"
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent / "src")}
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        env=environ,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=DEADLOCK,
+    )
+    loaded = set(done.stdout.split())
+    assert loaded.isdisjoint({"dataclasses", "inspect", "logging", "rankspawn.view.viewer"})
+    # What only the driver has, which waits for the agents.
+    assert loaded.isdisjoint({f"rankspawn.cluster.{name}" for name in ("driver", "group", "ssh")})
+
+
 @pytest.fixture
 def payloads(monkeypatch: pytest.MonkeyPatch) -> list[Payload]:
     """Every payload that is written."""

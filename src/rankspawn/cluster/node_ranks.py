@@ -6,7 +6,6 @@ the rest are those of ``rankspawn.workers``.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from typing import Any
@@ -19,7 +18,7 @@ from rankspawn.plan.ports import HeldPorts
 from rankspawn.plan.resources import find_resources
 from rankspawn.plan.topology import Host, Topology, bind_host_of
 from rankspawn.spawning import start_planned
-from rankspawn.values import dataclass
+from rankspawn.values import dataclass, replace
 from rankspawn.workers.child import current_folder
 from rankspawn.workers.payload import Part, Payload
 from rankspawn.workers.start import StartSettings, Task
@@ -148,7 +147,7 @@ class NodeRanks:
         options = self._options
         if asked["env"] is not None:
             own, first = asked["env"], topology.first_rank
-            options = dataclasses.replace(options, env=lambda rank: own[rank - first])
+            options = replace(options, env=lambda rank: own[rank - first])
         parts = asked["payload"]
         own_parts = tuple(Part(table, ()) for table in parts["own"])
         payload = Payload(self._payload, parts["end"], Part(parts["task"], ()), own_parts, None, ())
