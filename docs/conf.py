@@ -85,6 +85,7 @@ why
 reference
 reliability
 performance
+scale
 design
 changelog
 {repository}
