@@ -115,7 +115,7 @@ def test_the_time_in_a_queue_is_no_part_of_a_timeout(
     began = time.monotonic()
     # Whole seconds, of which differences are exact.
     clock = SimpleNamespace(monotonic=lambda: int(began) + engine.now)
-    monkeypatch.setattr("rankspawn.cluster.starting.time", clock)
+    monkeypatch.setattr("rankspawn.cluster.agents.time", clock)
     context = run(engine, timeout=10 * DEADLOCK)
     supervisor = context._supervisor
 
