@@ -85,20 +85,27 @@ def test_a_group_is_seen_with_all_that_it_reports(
     assert jobs_of(os.getpid()) == []
 
 
+def ended_after_a_look(context: Any, logs: Path) -> Callable[[Growth, float | None], None]:
+    """A wait that ends the ranks, once it was looked at them since all have printed."""
+    printed = False
+
+    def wait(_: Growth, timeout: float | None = None) -> None:
+        nonlocal printed
+        assert timeout
+        if printed:
+            context.terminate()
+        printed = sum(path.read_text().count("\n") for path in logs.iterdir()) == 2
+        time.sleep(0.01)
+
+    return wait
+
+
 def test_logs_are_followed_to_the_end_of_the_ranks(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     options: Any = {"log_dir": str(tmp_path), **FORK}
     with rankspawn.spawn(jobs.report_and_wait, nprocs=2, join=False, **options) as context:
-
-        def wait(_: Growth, timeout: float | None = None) -> None:
-            assert timeout
-            text = "".join(path.read_text() for path in tmp_path.iterdir())
-            if text.count("\n") == 2:
-                context.terminate()
-            time.sleep(0.01)
-
-        monkeypatch.setattr(Growth, "wait", wait)
+        monkeypatch.setattr(Growth, "wait", ended_after_a_look(context, tmp_path))
         assert main(["logs", ME, "--follow"]) == 0
     assert sorted(capfd.readouterr().out.splitlines()) == HERE
 
@@ -119,13 +126,11 @@ def test_a_log_that_a_rank_opens_late_is_followed(
     options: Any = {"log_dir": str(logs), **FORK}
     with rankspawn.spawn(jobs.report_and_wait, nprocs=2, join=False, **options) as context:
         monkeypatch.undo()
+        ended = ended_after_a_look(context, logs)
 
-        def wait(_: Growth, timeout: float | None = None) -> None:
-            assert timeout
+        def wait(growth: Growth, timeout: float | None = None) -> None:
             looked.touch()
-            if sum(path.read_text().count("\n") for path in logs.iterdir()) == 2:
-                context.terminate()
-            time.sleep(0.01)
+            ended(growth, timeout)
 
         monkeypatch.setattr(Growth, "wait", wait)
         assert main(["logs", ME, "--follow"]) == 0

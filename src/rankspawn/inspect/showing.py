@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from rankspawn.inspect.finding import RankSeen
 
 _TABLE_SECONDS, _LINES_SECONDS = 1.0, 5.0
-# How often it is looked whether anybody is left who might write.
-_LOOK_SECONDS = 0.5
+# How often it is looked whether anybody is left who might write; and while a rank has yet to open
+# its log, which is found only as long as that rank runs.
+_LOOK_SECONDS, _SOON_SECONDS = 0.5, 0.02
 
 
 def show_top(job: RunningJob, interval: float | None) -> None:
@@ -93,9 +94,10 @@ def show_logs(job: RunningJob, rank: int | None, *, follow: bool) -> None:
             pids = [each.pid for each in ranks if each.is_alive]
             is_over = False
             while not is_over:
-                growth.wait(_LOOK_SECONDS)
                 # A rank opens its log when it has started, which may be after we looked.
-                if any(each.will_print for each in ranks):
+                is_early = any(each.will_print for each in ranks)
+                growth.wait(_SOON_SECONDS if is_early else _LOOK_SECONDS)
+                if is_early:
                     ranks = [each for each in _now(job) if rank in (None, each.rank)]
                     if logs.open_new(ranks):
                         growth.watch_only(logs.paths)
