@@ -45,6 +45,7 @@ LIMITS = {
         "::test_a_fork_server_imports_pytest_once",
         "::test_ctrl_c_while_a_fork_server_imports",
         "::test_a_module_to_preload_that_ends_the_server",
+        "::test_a_job_that_does_not_begin_says_why",
         "::test_preload_imports_from_where_the_parent_does",
         "::test_a_module_that_cannot_be_preloaded_is_named_before_anything_starts",
         "::test_a_preloaded_module_that_makes_forking_unsafe_is_named[c]",
