@@ -40,6 +40,7 @@ LIMITS = {
     ),
     "preload has no effect": (
         "::test_the_server_imports_what_a_script_imports",
+        "::test_the_server_learns_what_ranks_have_imported",
         "::TestMasks::test_a_preloaded_module_has_the_system_reap_the_workers",
         "::TestTimeout::test_of_a_preload_that_never_ends",
         "::test_a_fork_server_imports_pytest_once",

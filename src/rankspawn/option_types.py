@@ -105,7 +105,8 @@ class CommonOptions(TypedDict, total=False):
 
     preload: str | Sequence[str] | None
     """Modules that the fork server imports once, before it forks; ``forkserver`` only.
-    ``"main"`` stands for what the main module imports."""
+    ``"main"`` stands for what the main module imports, ``"auto"`` for that and for what ranks of
+    earlier calls imported by themselves."""
 
     max_restarts: SupportsIndex | None
     """Start the whole group again after a failure, on fresh ports, at most so often."""

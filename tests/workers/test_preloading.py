@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from rankspawn.workers import main_imports, preloading
+from rankspawn.workers.learning import Notebook, forget, lessons
 from rankspawn.workers.preloading import UnfitModuleError, judge, with_main
 from tests.scripts import python, script
 
@@ -59,6 +63,74 @@ def test_the_server_imports_what_a_script_imports(tmp_path: Path) -> None:
         assert done.stderr.count(story) == 1, done.stderr
 
 
+LAZY_SCRIPT = """
+import os, warnings
+import rankspawn
+
+def who():
+    import quiet_package.inner, busy_module, rank_module
+    try:
+        import only_now
+    except ImportError:
+        import as_it_comes
+    modules = (quiet_package, quiet_package.inner, as_it_comes, busy_module, rank_module)
+    return [module.PID == os.getppid() for module in modules]
+
+if __name__ == "__main__":
+    warnings.simplefilter("always")
+    options = dict(nprocs=2, backend="gloo", start_method="forkserver", preload="auto")
+    for _ in range(3):
+        print(rankspawn.spawn(who, **options).results()[1])
+"""
+
+
+def test_the_server_learns_what_ranks_have_imported(tmp_path: Path) -> None:
+    own = "import os\nPID = os.getpid()\n"
+    (tmp_path / "quiet_package").mkdir()
+    (tmp_path / "quiet_package/__init__.py").write_text(own)
+    (tmp_path / "quiet_package/inner.py").write_text(own)
+    (tmp_path / "only_now.py").write_text("import as_it_comes, nowhere_to_be_found\n")
+    (tmp_path / "as_it_comes.py").write_text(own)
+    (tmp_path / "busy_module.py").write_text(
+        f"{own}import threading\n"
+        "threading.Thread(target=threading.Event().wait, name='pump', daemon=True).start()\n"
+    )
+    (tmp_path / "rank_module.py").write_text(f"{own}RANK = os.environ.get('RANK')\n")
+    done = python(script(tmp_path, LAZY_SCRIPT), cwd=tmp_path)
+
+    learned = "[True, True, True, False, False]"
+    assert done.stdout.splitlines() == [str([False] * 5), learned, learned], done.stderr
+    for story in (
+        "preload='auto' leaves out busy_module, which started the thread 'pump'",
+        "preload='auto' leaves out rank_module, which read RANK, which each rank has for itself",
+    ):
+        assert done.stderr.count(story) == 1, done.stderr
+
+
+def test_a_later_lesson_has_to_be_worth_a_new_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def end_of_a_rank(imported: list[str]) -> list[str]:
+        notebook, another = (Notebook(lessons().fileno()) for _ in range(2))
+        notebook.know()
+        another.know()
+        for name in imported:
+            module = ModuleType(name)
+            module.__spec__ = ModuleSpec(name, None)
+            monkeypatch.setitem(sys.modules, name, module)
+        notebook.add()
+        another.add()  # it ends later, and somebody has written already
+        return Notebook(lessons().fileno()).names(["left.out"])
+
+    many = [f"late{number}" for number in range(32)]
+    assert end_of_a_rank(["jax.numpy", "b", "left.out", "rankspawn.b"]) == ["b"]
+    assert end_of_a_rank(["too", "few"]) == ["b"]
+    assert end_of_a_rank(many) == ["b", *many]
+    forget()
+    assert Notebook(lessons().fileno()).names([]) == []
+    forget()
+
+
 class FakeServers:
     """Gives servers in which some modules are unfit."""
 
@@ -99,7 +171,11 @@ def test_what_of_the_main_module_cannot_be_preloaded_is_left_out(
 
 
 def test_only_what_nobody_has_named_may_fail() -> None:
-    hello = {"error": ("a", "Traceback\nImportError: no a"), "stories": {"b": ["opened x"]}}
+    hello = {
+        "error": ("a", "Traceback\nImportError: no a"),
+        "stories": {"b": ["opened x"]},
+        "learned": [],
+    }
     with pytest.raises(ImportError, match="preload='a' failed in the fork server"):
         judge(hello, frozenset("b"))
     with pytest.raises(UnfitModuleError) as caught:

@@ -33,9 +33,11 @@ from rankspawn.handlers import handlers_held
 from rankspawn.interrupts import sigint_blocked
 from rankspawn.workers.child import Boot
 from rankspawn.workers.inherited import encode_changes
+from rankspawn.workers.learning import forget as forget_lessons
+from rankspawn.workers.learning import lessons
 from rankspawn.workers.marker import make_mark_file
 from rankspawn.workers.popen import WorkerPopen, command, is_readable
-from rankspawn.workers.preloading import MAIN, judge, with_main
+from rankspawn.workers.preloading import AUTO, MAIN, judge, left_out, with_main
 from rankspawn.workers.server import MOST_FDS, NO_STATUS, PACKET
 from rankspawn.workers.start import SpawnLauncher
 
@@ -74,6 +76,8 @@ def get_server(
     """
     # What was imported depends on where from; without preload that does not matter.
     key = (*preload, *sys.path) if preload else ()
+    if AUTO in preload:  # one that has learned less would have each rank import the rest
+        key = (*key, str(os.fstat(lessons().fileno()).st_size))
     server: ForkServer | None = None
     while server is None or not server.usable:
         is_new = False
@@ -122,6 +126,7 @@ def stop_servers() -> None:
     while _servers:
         _, server = _servers.popitem()
         server.stop()
+    forget_lessons()
 
 
 class ForkServer:
@@ -132,7 +137,8 @@ class ForkServer:
         # A handler of a signal may ask the server something in the middle of a question.
         self._using = threading.RLock()
         self._is_ready = threading.Event()
-        self._preload = list(preload)
+        self._preload = [module for module in preload if module != AUTO]
+        lesson = [lessons().fileno()] if AUTO in preload else []
         self._environ = dict(environ)
         self._tickets = itertools.count(1)
         # What the server said, until it is used; of a start that was given up a pair may stay.
@@ -144,9 +150,9 @@ class ForkServer:
         try:
             with theirs, sigint_blocked():  # until it ignores them
                 self._process = subprocess.Popen(
-                    command(_MODULE, ["rankspawn-forkserver", theirs.fileno()]),
+                    command(_MODULE, ["rankspawn-forkserver", theirs.fileno(), *lesson]),
                     env=self._environ,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), *lesson],
                     stdin=subprocess.DEVNULL,
                 )
         except BaseException:
@@ -158,6 +164,7 @@ class ForkServer:
         # If the server is gone already, the wait for its answer says so.
         with contextlib.suppress(BrokenPipeError):
             asked = {"path": sys.path, "modules": self._preload, "parent": os.getpid()}
+            asked["left_out"] = left_out()
             self._socket.send(json.dumps(asked).encode())
         while not self._hears(deadline):
             self._check_time(deadline)
@@ -383,4 +390,6 @@ def _server_for(settings: StartSettings) -> ForkServer:
     def get(modules: tuple[str, ...], dispensable: frozenset[str] = frozenset()) -> ForkServer:
         return get_server(modules, os.environ, settings.deadline, dispensable=dispensable)
 
-    return with_main(settings.preload, get) if MAIN in settings.preload else get(settings.preload)
+    if {MAIN, AUTO}.isdisjoint(settings.preload):
+        return get(settings.preload)
+    return with_main(settings.preload, get)

@@ -1,4 +1,4 @@
-"""What a fork server imports: what it said about it, and ``preload="main"``."""
+"""What a fork server imports: what it said about it, ``preload="main"`` and ``"auto"``."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     # Gives the running server with these modules, some of which nobody has named.
     GetServer = Callable[[tuple[str, ...], frozenset[str]], ForkServer]
 
-MAIN = "main"
-# Modules of the main module that this program's servers do without.
+# All that the main module imports; and that with what ranks of earlier calls imported.
+MAIN, AUTO = "main", "auto"
+# Modules that nobody has named and that this program's servers do without.
 _left_out: set[str] = set()
 
 
@@ -37,6 +38,7 @@ def judge(hello: Mapping[str, Any], dispensable: frozenset[str]) -> None:
         UnfitModuleError: Some that are dispensable stand in the way.
     """
     stories: dict[str, str] = {module: told[0] for module, told in hello["stories"].items()}
+    dispensable = dispensable.union(hello["learned"])
     unfit = {module: story for module, story in stories.items() if module in dispensable}
     if hello["error"]:
         module, text = hello["error"]
@@ -57,28 +59,36 @@ def judge(hello: Mapping[str, Any], dispensable: frozenset[str]) -> None:
 def with_main(preload: Sequence[str], get_server: GetServer) -> ForkServer:
     """The server for these modules; ``main`` stands for all that the main module imports.
 
-    What of that cannot be preloaded is named, once, and left out.
+    What of that, or of what was learned (``auto``), cannot be preloaded is named, once, and left
+    out.
     """
     from rankspawn.workers.main_imports import BREAK_IN_A_FORK, modules_of_main
 
-    named = tuple(name for name in preload if name != MAIN)
+    option = AUTO if AUTO in preload else MAIN
+    named = tuple(name for name in preload if name not in (MAIN, AUTO))
+    learning = (AUTO,) if AUTO in preload else ()
     while True:
         found = tuple(name for name in modules_of_main() if name not in named)
         for name in found:
             if name.partition(".")[0] in BREAK_IN_A_FORK:
-                _leave_out(name, "does not work in a fork")
+                _leave_out(option, name, "does not work in a fork")
         chosen = tuple(name for name in found if name not in _left_out)
         try:
-            return get_server((*named, *chosen), frozenset(chosen))
+            return get_server((*named, *chosen, *learning), frozenset(chosen))
         except UnfitModuleError as error:
             for name, story in error.stories.items():
-                _leave_out(name, story)
+                _leave_out(option, name, story)
 
 
-def _leave_out(name: str, story: str) -> None:
+def left_out() -> list[str]:
+    """What the servers of this program do without."""
+    return sorted(_left_out)
+
+
+def _leave_out(option: str, name: str, story: str) -> None:
     if name not in _left_out:
         _left_out.add(name)
         warn_caller(
-            f"preload='main' leaves out {name}, which {story}: each rank imports it itself",
+            f"preload={option!r} leaves out {name}, which {story}: each rank imports it itself",
             RuntimeWarning,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import select
@@ -23,6 +24,7 @@ from typing import Any, NoReturn
 from rankspawn import cpython
 from rankspawn.workers import inherited
 from rankspawn.workers.child import Boot, load, load_task, run_and_leave, work
+from rankspawn.workers.learning import Notebook
 from rankspawn.workers.parcel import WORD
 from rankspawn.workers.report import Report
 
@@ -33,6 +35,8 @@ MOST_FDS = 253
 # Told in place of an exit code that is not known: something else in here waited for the worker.
 NO_STATUS = 1 << 16
 _LONGEST_ERROR = 30_000
+# Forks a worker with this boot record, these descriptors, and signals that are blocked for that.
+Fork = Callable[[Sequence[int], Sequence[int], Iterable[int]], int]
 # What a driver's context is reached through. A forked copy of one does not work.
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/xpu", "/dev/davinci", "/dev/cambricon")
 # What a worker loads when it comes to need it, loaded once for all of them.
@@ -60,14 +64,20 @@ def main() -> None:
             return
         asked = json.loads(greeting)
         parent = _open_parent(asked["parent"])
+        notebook = Notebook(int(sys.argv[3])) if len(sys.argv) > 3 else None
+        learned = notebook.names(asked["left_out"]) if notebook else []
         with _killed_with_parent(requests, parent):
             load_what_workers_need(*_NEEDED_BY_WORKERS)
             sys.path[:] = asked["path"]
-            error, stories = preload(asked["modules"])
+            error, stories = preload(asked["modules"], learned)
             load_what_workers_need(*_NEEDED_FOR_LOGGING if "logging" in sys.modules else ())
-        _send(requests, json.dumps({"error": error, "stories": stories}).encode())
+        unnamed = [module for module in learned if module in stories]
+        hello = {"error": error, "stories": stories, "learned": unnamed}
+        _send(requests, json.dumps(hello).encode())
         if not error:
-            _serve(requests, parent)
+            if notebook:
+                notebook.know()
+            _serve(requests, parent, notebook)
 
 
 def _open_parent(pid: int) -> int:
@@ -93,7 +103,7 @@ def _killed_with_parent(requests: socket.socket, parent: int) -> Iterator[None]:
     fcntl.fcntl(requests, fcntl.F_SETFL, flags)
 
 
-def _serve(requests: socket.socket, parent: int) -> None:
+def _serve(requests: socket.socket, parent: int, notebook: Notebook | None) -> None:
     """Until the parent is gone.
 
     Nothing is done about a worker that ended before the parent asks: it knows by its pidfd. So this
@@ -107,11 +117,18 @@ def _serve(requests: socket.socket, parent: int) -> None:
     poller = select.poll()
     poller.register(requests, select.POLLIN)
     poller.register(parent, select.POLLIN)
-    while parent not in dict(poller.poll()) and _take_request(requests, parent, running):
+
+    def fork(boot: Sequence[int], fds: Sequence[int], blocked: Iterable[int]) -> int:
+        pid = os.fork()
+        if pid == 0:
+            _run_worker(Boot.read(boot, fds), requests, parent, blocked, notebook)
+        return pid
+
+    while parent not in dict(poller.poll()) and _take_request(requests, fork, running):
         pass
 
 
-def _take_request(requests: socket.socket, parent: int, running: dict[int, int]) -> bool:
+def _take_request(requests: socket.socket, fork: Fork, running: dict[int, int]) -> bool:
     """Do one thing that the parent asks for; False at the end of the connection."""
     try:
         packet, fds, _, _ = socket.recv_fds(requests, PACKET, MOST_FDS)
@@ -122,7 +139,7 @@ def _take_request(requests: socket.socket, parent: int, running: dict[int, int])
     request = json.loads(packet)
     ticket = request["ticket"]
     if "boot" in request:
-        _fork(requests, parent, running, ticket, request["boot"], fds)
+        _fork(requests, fork, running, ticket, request["boot"], fds)
     elif ticket in running:  # else it was asked twice, because an exception came before the answer
         pid = running.pop(ticket)
         if request["kill"]:  # nobody waits for an answer
@@ -138,7 +155,7 @@ def _take_request(requests: socket.socket, parent: int, running: dict[int, int])
 
 def _fork(
     requests: socket.socket,
-    parent: int,
+    fork: Fork,
     running: dict[int, int],
     ticket: int,
     boot: Sequence[int],
@@ -146,9 +163,7 @@ def _fork(
 ) -> None:
     try:
         with inherited.signals_blocked() as blocked:
-            pid = os.fork()
-            if pid == 0:
-                _run_worker(Boot.read(boot, fds), requests, parent, blocked.signals)
+            pid = fork(boot, fds, blocked.signals)
     except OSError as error:
         _answer(requests, ticket, -(error.errno or errno.EAGAIN))
         return
@@ -166,7 +181,11 @@ def _reap(pid: int) -> int:
 
 
 def _run_worker(
-    boot: Boot, requests: socket.socket, parent: int, blocked: Iterable[int]
+    boot: Boot,
+    requests: socket.socket,
+    parent: int,
+    blocked: Iterable[int],
+    notebook: Notebook | None,
 ) -> NoReturn:
     """Runs in the worker: become it, and leave without running the server's code again."""
 
@@ -178,12 +197,17 @@ def _run_worker(
         _leave_if_orphaned(requests, parent)
         requests.close()
         os.close(parent)
+        if notebook:
+            notebook.leave()
         if len(boot.streams) > 1:
             inherited.take_terminal(*boot.streams)
         else:
             inherited.redirect_output(*boot.streams)
         report = Report(boot.outcome_file, boot.failure_event)
-        return work(report, lambda: _become(boot), blocked)
+        code = work(report, lambda: _become(boot), blocked)
+        if notebook:
+            notebook.add()
+        return code
 
     run_and_leave(body)
 
@@ -221,24 +245,29 @@ def load_what_workers_need(*modules: str) -> None:
             import_module(module)
 
 
-def preload(modules: Sequence[str]) -> tuple[tuple[str, str] | None, dict[str, list[str]]]:
-    """Import the modules.
+def preload(
+    modules: Sequence[str], learned: Sequence[str] = ()
+) -> tuple[tuple[str, str] | None, dict[str, list[str]]]:
+    """Import the modules; then those that were learned, as far as they can be imported.
 
     Returns:
         The first one that fails, if any, with its traceback; and of the others that have done
         what copies of this process cannot use, what that is, in words.
     """
     stories: dict[str, list[str]] = {}
-    if not modules:
+    if not modules and not learned:
         return None, stories
     from rankspawn.workers.rank_reads import rank_reads
 
     known = obstacles()
     with rank_reads() as reads:
-        for module in modules:
+        missing = (module for module in learned if module not in sys.modules)
+        for module in itertools.chain(modules, missing):
             try:
                 import_module(module)
             except BaseException:
+                if module not in modules:  # in a rank it was imported by another one, or later
+                    continue
                 import traceback
 
                 return (module, traceback.format_exc()[-_LONGEST_ERROR:]), stories
