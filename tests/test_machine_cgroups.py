@@ -48,6 +48,22 @@ def test_the_tightest_control_group_counts(tmp_path: Path) -> None:
     assert groups.cpu_quota() == 1.5
     assert groups.memory() == {"limit": 3000, "used": 1000}
     assert groups.processes() == {"limit": None, "used": None}
+    assert groups.memory_left() == 2000
+
+
+def test_caches_and_swap_are_left_too(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": "MemTotal:  9000 kB\nSwapFree:  2 kB\n",
+        "cgroup/memory/job/memory.limit_in_bytes": "5000\n",
+        "cgroup/memory/job/memory.usage_in_bytes": "4900\n",
+        "cgroup/memory/job/memory.stat": "cache 900\ninactive_file 7\ntotal_inactive_file 20\n",
+    }
+    proc, cgroups = tree(tmp_path, "4:memory:/job\n", files)
+    assert Cgroups(proc=proc, root=cgroups).memory_left() == 100 + 20 + 2048
+
+    (tmp_path / "cgroup/memory/job/memory.usage_in_bytes").write_text("9000\n")
+    assert Cgroups(proc=proc, root=cgroups).memory_left() == 0
+    assert Cgroups(proc=str(tmp_path / "none"), root=cgroups).memory_left() is None
 
 
 @pytest.mark.parametrize(
@@ -206,25 +222,54 @@ def remove_group(folder: Path) -> None:
             return
 
 
-def test_a_worker_that_used_up_the_memory_of_its_group(
-    small_group: Path, tmp_path: Path, start_method: str
-) -> None:
-    script = tmp_path / "hoards.py"
-    script.write_text(OUT_OF_MEMORY)
+def run_in(group: Path, text: str, folder: Path, *arguments: str) -> str:
+    """What a script says that runs in a control group."""
+    script = folder / "script.py"
+    script.write_text(text)
     root = Path(__file__).parent.parent
 
     def enter() -> None:
-        (small_group / "cgroup.procs").write_text(str(os.getpid()))
+        (group / "cgroup.procs").write_text(str(os.getpid()))
 
-    done = subprocess.run(
-        [sys.executable, str(script), start_method],
+    return subprocess.run(
+        [sys.executable, str(script), *arguments],
         env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'src'}"},
         preexec_fn=enter,
         stdout=subprocess.PIPE,
         text=True,
         timeout=DEADLOCK,
         check=True,
-    )
+    ).stdout
 
-    assert "Process 1 terminated with signal SIGKILL" in done.stdout
-    assert "memory ran out: the kernel killed 1 process(es) of this control group" in done.stdout
+
+def test_a_worker_that_used_up_the_memory_of_its_group(
+    small_group: Path, tmp_path: Path, start_method: str
+) -> None:
+    said = run_in(small_group, OUT_OF_MEMORY, tmp_path, start_method)
+
+    assert "Process 1 terminated with signal SIGKILL" in said
+    assert "memory ran out: the kernel killed 1 process(es) of this control group" in said
+
+
+MUCH_TO_SHARE = """
+import rankspawn
+
+def share_more_than_there_is():
+    comm = rankspawn.init_parallel_env()
+    try:
+        comm.empty(100 << 20, "uint8")
+    except MemoryError as error:
+        return str(error)
+
+if __name__ == "__main__":
+    for said in rankspawn.spawn(share_more_than_there_is, nprocs=2, backend="gloo").results():
+        print(said)
+"""
+
+
+def test_shared_arrays_that_a_group_has_no_memory_for(small_group: Path, tmp_path: Path) -> None:
+    said = run_in(small_group, MUCH_TO_SHARE, tmp_path).splitlines()
+
+    assert len(said) == 2
+    for line in said:
+        assert line.startswith("no room for 209,715,200 bytes of memory that ranks share: the con")

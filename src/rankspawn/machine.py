@@ -8,7 +8,7 @@ memory on a device and make ``fork`` unsafe.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
 from rankspawn.cpython import may_have_library
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 NVML = "libnvidia-ml.so.1"
 # Without a limit, version 1 shows the largest multiple of a page.
 _NO_LIMIT = 2**60
+# The limit and the use of memory, in both versions of control groups; and what of the use is given
+# up for others, which version 1 counts with that of the groups below.
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
+_CACHES = (
+    *("active_file", "inactive_file", "slab_reclaimable"),
+    *("total_active_file", "total_inactive_file"),
+)
 
 
 class RealMachine:
@@ -198,6 +208,7 @@ class Cgroups:
 
     def __init__(self, *, proc: str = "/proc", root: str = "/sys/fs/cgroup") -> None:
         self._root = root
+        self._proc = proc
         self._listing = read_file(f"{proc}/self/cgroup").splitlines()
 
     def cpu_quota(self) -> float | None:
@@ -215,11 +226,21 @@ class Cgroups:
 
     def memory(self) -> dict[str, int | None]:
         """Bytes allowed and used, of the tightest group."""
-        return self._tightest(
-            "memory",
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        )
+        return self._tightest("memory", *_MEMORY_FILES)
+
+    def memory_left(self) -> int | None:
+        """Bytes that the tightest group has left, once it has given up caches; None if no limit.
+
+        At least: what it could move to swap space is counted as if nobody else did.
+        """
+        left = []
+        for folder in self._folders("memory"):
+            for limit, use in _MEMORY_FILES:
+                allowed, used = (_limit(read_file(f"{folder}/{name}")) for name in (limit, use))
+                if allowed is not None and allowed < _NO_LIMIT and used is not None:
+                    left.append(allowed - used + _sum_of(f"{folder}/memory.stat", _CACHES))
+        swap = 1024 * _sum_of(f"{self._proc}/meminfo", ("SwapFree",))
+        return max(0, min(left) + swap) if left else None
 
     def processes(self) -> dict[str, int | None]:
         """Processes and threads allowed and running, of the tightest group."""
@@ -300,6 +321,17 @@ def _oom_kills(path: str) -> int | None:
         if name == "oom_kill" and value.isdecimal():
             return int(value)
     return None
+
+
+def _sum_of(path: str, names: Sequence[str]) -> int:
+    """Of the numbers with these names in a file of the kernel's; of twins, the larger one."""
+    found: dict[str, int] = {}
+    for line in read_file(path).splitlines():
+        name, value, *_ = (*line.replace(":", " ").split(), "")
+        if name in names and value.isdecimal():
+            key = name.removeprefix("total_")
+            found[key] = max(found.get(key, 0), int(value))
+    return sum(found.values())
 
 
 def _limit(text: str) -> int | None:

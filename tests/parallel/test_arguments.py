@@ -33,6 +33,9 @@ def give_odd_things(engine: bool) -> list[Any]:
         lambda: comm.all_reduce(np.ones(1), timeout=float("nan")),
         lambda: comm.send(np.ones(1), 1 - comm.rank, timeout=-1),
         lambda: pickle.dumps(comm),
+        lambda: comm.send(np.ones(1), 1 - comm.rank, tag="a"),
+        lambda: comm.recv(np.ones(1), 1 - comm.rank, tag=1 << 70),
+        lambda: comm.rank or comm.scatter(np.array(["a", "b"])),
         lambda: comm.all_reduce(np.ones(1), timeout=np.float32(60)).tolist(),
     ]
     found: list[Any] = []
@@ -60,7 +63,10 @@ def test_odd_arguments_are_taken_or_refused_with_a_word(engine: bool) -> None:
     assert first[6] == "TypeError: timeout='1': seconds are a number, or None for no limit"
     assert first[7] == "ValueError: timeout=-1: seconds cannot be less than 0"
     assert "cannot be pickled: it belongs to its process" in first[10]
-    assert first[11] == [2.0]
+    assert first[11] == "TypeError: tag='a': tags are whole numbers"
+    assert first[12].startswith("ValueError: tag=1180591620717411303424: tags have 63 bits")
+    assert first[13].startswith("TypeError: scatter takes numbers and times, not str")
+    assert first[14] == [2.0]
 
 
 def test_a_time_that_is_none_is_refused_before_anybody_waits() -> None:

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -126,6 +127,18 @@ def test_the_parent_raises_the_loss_of_a_rank_that_returned(run: Run) -> None:
     assert raised.value.exception.collective == "barrier"
 
 
+@pytest.mark.parametrize("thread_goes_on", [False, True])
+def test_nobody_waits_while_a_rank_writes_its_result(
+    run: Run, tmp_path: Path, thread_goes_on: bool
+) -> None:
+    """Its result takes until the other rank was told, or was served by a thread of it."""
+    served = tmp_path / "served"
+    context = run(supervised.return_slowly, args=(str(served), thread_goes_on), nprocs=2)
+
+    story = "2.0" if thread_goes_on else "rank 1 has left"
+    assert story in context.results()[0]
+
+
 MISMATCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = {
     "collective": (lambda c: c.barrier(), lambda c: c.all_reduce(np.ones(2)), "barrier at "),
     "size": (
@@ -149,6 +162,13 @@ MISMATCHES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], str]] = 
         "op=max",
     ),
     "root": (lambda c: c.broadcast(np.ones(2), 0), lambda c: c.broadcast(np.ones(2), 1), "src=0"),
+    "target": (lambda c: c.reduce(np.ones(2), 0), lambda c: c.reduce(np.ones(2), 1), "dst=0"),
+    "shared array": (lambda c: c.empty(3), lambda c: c.empty(4), r"empty of float32\[3\]"),
+    "root of an object": (
+        lambda c: c.broadcast_object(1, 0),
+        lambda c: c.broadcast_object(1, 1),
+        "broadcast_object src=0",
+    ),
 }
 
 
@@ -176,6 +196,53 @@ def test_ranks_that_call_different_things_are_told_what(kind: str) -> None:
         for rank, story in enumerate(stories):
             assert re.match(rf"ranks {rank} and \d called different things: rank {rank} ", story)
             assert re.search(MISMATCHES[kind][2], story)
+
+
+def mix_messages_and_collectives(odd: int, how: str, with_third: bool) -> tuple[str, str]:
+    comm = cases.connect(timeout=None)
+    comm.barrier()
+    partner = (odd + 1) % comm.size
+    if comm.rank == partner and how == "after a message":
+        comm.send(np.ones(3), odd)
+    try:
+        if comm.rank == odd and how == "send":
+            comm.send(np.ones(100_000), partner)  # more than the two pieces that are not waited for
+        elif comm.rank == odd:
+            if how == "after a message":
+                comm.recv(np.empty(3), partner)
+            comm.recv(np.empty(3), partner, tag=7)
+        elif comm.rank == partner or with_third:
+            comm.all_reduce(np.ones(3))
+        else:
+            comm.recv(np.empty(3), odd, tag=8)
+    except (CollectiveMismatchError, RankLostError) as error:
+        return type(error).__name__, str(error)
+    return "went on", ""
+
+
+@pytest.mark.parametrize("how", ["recv", "send", "after a message"])
+@pytest.mark.parametrize("odd", [0, 1])
+def test_a_message_that_waits_for_a_collective_is_a_mismatch(odd: int, how: str) -> None:
+    other = 1 - odd
+    ends = values(run_crew(2, mix_messages_and_collectives, odd, how, True))
+
+    word = "send" if how == "send" else "recv"
+    told = {odd: rf"{word} of float64\[\d+\] .*", other: r"all_reduce of float64\[3\] op=sum"}
+    for rank, (kind, text) in enumerate(ends):
+        assert kind == "CollectiveMismatchError"
+        assert re.match(
+            rf"ranks {rank} and {1 - rank} called different things: "
+            rf"rank {rank} called {told[rank]} at .*test_losses.py:\d+, "
+            rf"rank {1 - rank} {told[1 - rank]} at .*test_losses.py:\d+$",
+            text,
+        ), text
+
+
+def test_ranks_that_wait_beside_it_are_told_too() -> None:
+    ends = values(run_crew(3, mix_messages_and_collectives, 0, "recv", True))
+    assert [kind for kind, _ in ends] == ["CollectiveMismatchError"] * 3
+    ends = values(run_crew(3, mix_messages_and_collectives, 0, "recv", False))
+    assert [kind for kind, _ in ends] == ["CollectiveMismatchError"] * 2 + ["RankLostError"]
 
 
 def miss_a_meeting(by_default: bool) -> str:
@@ -221,18 +288,18 @@ def tell_when_waiting(comm: Communicator, writer: int) -> None:
     sleeper.wait = tell_and_wait
 
 
-def be_interrupted(reader: int, writer: int) -> str:
+def be_interrupted(reader: int, writer: int, number: int) -> str:
     comm = cases.connect(timeout=None)
     if comm.rank == 1:
         os.read(reader, 1)
-        os.kill(cases.step_of(comm).peers.pid(0), signal.SIGINT)
+        os.kill(cases.step_of(comm).peers.pid(0), number)
         try:
             comm.barrier()
             comm.barrier()
         except RankLostError as error:
             return str(error)
         return "went on"
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(number, signal.default_int_handler)
     tell_when_waiting(comm, writer)
     try:
         comm.barrier()
@@ -250,11 +317,26 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
-def test_a_waiting_rank_can_be_interrupted(pipe: tuple[int, int]) -> None:
-    first, second = values(run_crew(2, be_interrupted, *pipe))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_waiting_rank_can_be_interrupted(pipe: tuple[int, int], number: int) -> None:
+    first, second = values(run_crew(2, be_interrupted, *pipe, number))
 
     assert first == "interrupted"
     assert second.startswith("rank 0 left a collective in the middle because of an exception")
+
+
+def wait_without_a_cpu() -> float:
+    comm = cases.connect(timeout=None)
+    comm.barrier()
+    if comm.rank == 1:
+        time.sleep(0.5)  # what the other takes of a CPU meanwhile is what this is about
+    used = time.process_time()
+    comm.barrier()
+    return time.process_time() - used
+
+
+def test_a_rank_that_waits_takes_no_cpu() -> None:
+    assert values(run_crew(2, wait_without_a_cpu))[0] < 0.2
 
 
 def lose_a_partner(how: str) -> str:

@@ -16,7 +16,7 @@ from rankspawn.parallel.buffers import count_of, need_numpy
 from rankspawn.parallel.layout import rounded
 from rankspawn.parallel.reducing import reduce_rows
 from rankspawn.parallel.reductions import shares_of
-from rankspawn.parallel.region import address_of
+from rankspawn.parallel.region import address_of, no_room, take_room
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Blocks:
             step.meet()
             if said.startswith("!"):
                 return self._refuse(said[1:])
-            rows = _Rows(fd, row * step.size)
+            rows = _map(fd, row * step.size)
         finally:
             if fd >= 0:
                 os.close(fd)
@@ -126,15 +126,22 @@ class Blocks:
             reduce_rows(parts, flat.dtype, flat.itemsize, op, dst)
 
 
+def _map(fd: int, nbytes: int) -> _Rows:
+    try:
+        return _Rows(fd, nbytes)
+    except OSError as error:
+        raise no_room(nbytes, error) from error
+
+
 def _make_file(nbytes: int) -> tuple[int, str]:
     """A file with room, and what the others are told: its address, or why there is none."""
     fd = -1
     try:
         fd = anonymous_file("rankspawn-block")
         os.fchmod(fd, 0o600)
-        os.posix_fallocate(fd, 0, nbytes)
-    except OSError as error:
+        take_room(fd, 0, nbytes)
+    except (OSError, MemoryError) as error:
         if fd >= 0:
             os.close(fd)
-        return -1, f"!no room for {nbytes:,} bytes of memory that ranks share: {error.strerror}"
+        return -1, f"!{no_room(nbytes, error) if isinstance(error, OSError) else error}"
     return fd, address_of(fd)

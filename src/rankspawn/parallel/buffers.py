@@ -281,6 +281,20 @@ def make(kind: str, dtype: str, shape: Sequence[int]) -> Flat:
     return flatten(numpy.empty(tuple(shape), dtype), writable=True)
 
 
+def check_can_be_made(flat: Flat) -> None:
+    """Refuse what others could not make from its announcement, before it is announced.
+
+    Raises:
+        TypeError: The name of its type does not say what it is, as that of texts.
+    """
+    try:
+        made = make(flat.kind, flat.dtype, (0,)).dtype
+    except TypeError:
+        made = ""
+    if made != flat.dtype:
+        raise TypeError(f"scatter takes numbers and times, not {flat.dtype}: send it as an object")
+
+
 def need_numpy(why: str) -> Any:
     """The module, or an error that says how to have it."""
     try:

@@ -58,7 +58,7 @@ class Calling(Collectives):
     def find_loss(self, name: str) -> Exception | None:
         """Why nothing more is to be expected of one of the ranks; None if all are at work."""
         step = self._step
-        found = (step.find_loss(rank, name) for rank in range(self.size) if rank != self.rank)
+        found = (step.losses.find(rank, name) for rank in range(self.size) if rank != self.rank)
         return next((error for error in found if error is not None), None)
 
     def break_off(self, error: BaseException) -> None:

@@ -11,8 +11,8 @@ import struct
 import time
 
 from rankspawn.errors import CollectiveMismatchError
-from rankspawn.parallel.layout import TO
-from rankspawn.parallel.peers import BROKEN, LEFT
+from rankspawn.parallel.layout import SLOTS, TO
+from rankspawn.parallel.peers import BROKEN, BY_MESSAGE, LEFT
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Channels:
             while not begun or at < data.nbytes:
                 sent = words[sent_at // 4]
                 # Two slots: one may be read while the other is written.
-                self._wait(call, taken_at, (sent - 2) & _MASK, dst, deadline)
+                self._wait(call, taken_at, (sent - SLOTS) & _MASK, dst, deadline)
                 slot = room[(sent & 1) * layout.parcel :][: layout.parcel]
                 begin = 0
                 if not begun:
@@ -171,7 +171,7 @@ class Channels:
         """Wait until another rank's count is no longer this one."""
         step = self._step
         if step.region.words[word_at // 4] == value:
-            step.show_message((rank + 1) | (TO if call.name == "send" else 0))
+            step.show_message((rank + 1) | (TO if call.name == "send" else 0), call)
             try:
                 self._sleep(call, word_at, value, rank, deadline)
             finally:
@@ -192,9 +192,14 @@ class Channels:
                 now - looked >= _LOOK_SECONDS or step.peers.state(rank) in (LEFT, BROKEN)
             ):
                 looked = now
-                error = step.find_loss(rank, call.name)
+                try:
+                    step.check_message(rank, index, value)
+                except CollectiveMismatchError as mismatch:
+                    step.break_off(mismatch, BY_MESSAGE)
+                    raise
+                error = step.losses.find(rank, call.name)
                 if error is None and deadline is not None and time.monotonic() >= deadline:
-                    error = step.timeout_error(call.name, [rank], call.timeout)
+                    error = step.losses.timeout(call.name, [rank], call.timeout)
                 if error is not None and words[index] == value:
                     raise error
         step.tally.waited(rank, time.perf_counter() - began)

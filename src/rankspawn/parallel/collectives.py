@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from rankspawn.caller import at_users_line
-from rankspawn.parallel.buffers import Flat, flatten, make_like
+from rankspawn.parallel.buffers import Flat, check_can_be_made, flatten, make_like
 from rankspawn.parallel.objects import pickled, unpickled
+from rankspawn.parallel.pieces import check_tag
 from rankspawn.parallel.reducing import check_operation
 from rankspawn.parallel.usage import Usage
 
@@ -93,6 +94,7 @@ class Collectives(Usage):
         if self.rank == src:
             flat = flatten(array, writable=False)
             self._check_rows(flat, "scatter")
+            check_can_be_made(flat)
         return self._deal(flat, src, timeout)
 
     @at_users_line
@@ -174,7 +176,7 @@ class Collectives(Usage):
         check_operation(op, flat.dtype)
 
     def _check_message(self, rank: int, name: str, tag: int) -> int:
-        del tag
+        check_tag(tag)
         return self._check_peer(rank, name)
 
     # -- how it gets to the others

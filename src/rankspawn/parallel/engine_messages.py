@@ -5,6 +5,7 @@ from __future__ import annotations
 from rankspawn.parallel.announcing import Call
 from rankspawn.parallel.buffers import DeviceFlat, Flat
 from rankspawn.parallel.engine_calls import EngineCalling
+from rankspawn.parallel.pieces import check_tag
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class EngineMessages(EngineCalling):
             self._engine.recv(flat.data, src, tag, wait)
 
     def _check_message(self, rank: int, name: str, tag: int) -> int:
+        check_tag(tag)
         rank = self._check_peer(rank, name)
         if self._carrier(rank) is not None:
             return rank

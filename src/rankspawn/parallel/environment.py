@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import time
 
 from rankspawn.caller import at_users_line
@@ -113,6 +114,9 @@ def _share_memory(rank: int, size: int, timeout: float | None) -> MemoryAndDevic
     comm = MemoryAndDevices(join_region(region, rank, Sleeper()), timeout=timeout)
     # Others must not wait for a rank that has returned, raised or exited.
     atexit.register(comm.close)
+    report = sys.modules.get("rankspawn.workers.report")
+    if report is not None and report.current is not None:
+        report.current.say_returned = comm.leave
     try:
         comm.meet()
     except BaseException:

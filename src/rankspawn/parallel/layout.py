@@ -21,7 +21,7 @@ INLINE = 32 << 10
 # Larger data goes through the stages in pieces of this size: about what a core's cache holds.
 CHUNK = 1 << 20
 # Pieces of messages: a pair of ranks has its own room for two.
-PARCEL = 128 << 10
+PARCEL, SLOTS = 128 << 10, 2
 
 # The board, in bytes from its beginning: the word that lets sleepers go on, who came last, a byte
 # for each rank that sleeps; then where each rank is, for odd and even phases.

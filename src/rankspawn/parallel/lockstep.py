@@ -25,7 +25,6 @@ import sys
 import threading
 import time
 
-from rankspawn.errors import CollectiveMismatchError, CollectiveTimeoutError, RankLostError
 from rankspawn.parallel.announcing import Announcements, Call, Told
 from rankspawn.parallel.layout import (
     ANNOUNCED,
@@ -35,17 +34,11 @@ from rankspawn.parallel.layout import (
     RELEASE,
     SINCE,
     SLEEPING,
+    SLOTS,
+    TO,
 )
-from rankspawn.parallel.peers import (
-    ABSENT,
-    BROKEN,
-    BY_EXCEPTION,
-    BY_LOSS,
-    BY_MISMATCH,
-    BY_TIMEOUT,
-    LEFT,
-    Peers,
-)
+from rankspawn.parallel.losses import Losses
+from rankspawn.parallel.peers import BROKEN, BY_MESSAGE, BY_MISMATCH, LEFT, Peers
 from rankspawn.parallel.region import open_at
 from rankspawn.parallel.statistics import Shown, Tally
 from rankspawn.parallel.waiting import Patience
@@ -93,6 +86,7 @@ class Lockstep:
         self.size: int = layout.size
         self.names: Sequence[int] = names or range(layout.size)
         self.peers = peers
+        self.losses: Losses = Losses(peers, rank, self.names)
         self.sleeper = sleeper
         self.tally: Tally = tally or Tally(range(layout.size), Shown(region.controls, layout, rank))
         self._shows = tally is None
@@ -224,10 +218,41 @@ class Lockstep:
             self._sleeping[self.rank] = 0
             self._since[0] = 0.0
 
-    def show_message(self, which: int) -> None:
+    def show_message(self, which: int, call: Call | None = None) -> None:
         """Have others see that this rank waits for a message, or does no more."""
+        if call is not None:
+            # Where the next collective is announced, at which all others may have arrived already.
+            self.announcements.write(call, self.parity)
+            if self.sleeper.fence is not None:
+                self.sleeper.fence()
         self._words[self._message] = which
         self._since[0] = time.perf_counter() if which else 0.0
+
+    def check_message(self, rank: int, word: int, value: int) -> None:
+        """Raise if a rank cannot send what this one waits for, or take what it has sent.
+
+        It is in a collective, for which it needs this rank.
+
+        Args:
+            rank: The other rank.
+            word: What it counts.
+            value: How far it has counted, if this rank waits in vain.
+        """
+        # In this order: what it counted before it came to the collective is there by then.
+        if self.has_come(rank, self.phase + 1) and self._words[word] == value:
+            raise self.announcements.mismatch(rank, self.parity)
+
+    def _waits_for_message(self, rank: int) -> bool:
+        """Whether a rank waits for a message of this one, which is in a collective."""
+        words, layout = self._words, self.region.layout
+        # In this order: a rank that goes on shows that before it counts.
+        taken = words[layout.taken(rank, self.rank) // 4]
+        sent = words[layout.sent(rank, self.rank) // 4]
+        waits = words[(layout.control(rank) + MESSAGE) // 4]
+        if waits == self.rank + 1:
+            return bool(taken == words[layout.sent(self.rank, rank) // 4])
+        full = (words[layout.taken(self.rank, rank) // 4] + SLOTS) & _MASK
+        return bool(waits == (self.rank + 1 | TO) and sent == full)
 
     def _order(self) -> None:
         """Have others see what this rank wrote before it reads on.
@@ -258,59 +283,18 @@ class Lockstep:
         """Raise if ranks called different things, one never comes, or the time is over."""
         self._compare(phase, entry)
         late = [rank for rank in self._others if not self.has_come(rank, phase)]
+        for rank in late:
+            told = self.peers.state(rank) == BROKEN and self.peers.reason(rank)[0] == BY_MESSAGE
+            if told or self._waits_for_message(rank):
+                raise self.announcements.mismatch(rank, phase & 1)
         # Those first who say nothing: what the others say follows from them, as a rule.
         for rank in sorted(late, key=self.peers.state):
-            error = self.find_loss(rank, self._call.name)
+            error = self.losses.find(rank, self._call.name)
             # It may have come just before it left: then it is not missed here.
             if error is not None and not self.has_come(rank, phase):
                 raise error
         if late and self._deadline is not None and time.monotonic() >= self._deadline:
-            raise self.timeout_error(self._call.name, late, self._limit)
-
-    def timeout_error(
-        self, name: str, missing: Sequence[int], limit: float | None
-    ) -> CollectiveTimeoutError:
-        """The error that names who has not come."""
-        return self._timeout_error(name, missing, f"in {limit:g} s")
-
-    def find_loss(self, rank: int, name: str) -> Exception | None:
-        """Why nothing more is to be expected of a rank; None if it is at work."""
-        state = self.peers.state(rank)
-        if state == LEFT:
-            return self._loss(rank, name, f"has left (process {self.peers.pid(rank)})")
-        if state == BROKEN:
-            return self._explain_broken(rank, name)
-        if not self.peers.is_gone(rank):
-            return None
-        if self.peers.state(rank) != state:  # it has said why before it ended
-            return self.find_loss(rank, name)
-        how = "ended before it called init_parallel_env" if state == ABSENT else "is gone"
-        return self._loss(rank, name, f"(process {self.peers.pid(rank)}) {how}")
-
-    def _explain_broken(self, rank: int, name: str) -> Exception:
-        reason, about = self.peers.reason(rank)
-        if reason == BY_TIMEOUT and about != self.rank:
-            return self._timeout_error(name, [about], f"before rank {self.names[rank]} gave up")
-        if reason == BY_LOSS and about != self.rank:
-            return self._loss(about, name, f"is lost, as rank {self.names[rank]} says")
-        other = self.names[about]
-        why = {
-            BY_TIMEOUT: f"gave up waiting for rank {other}, its timeout was over",
-            BY_MISMATCH: f"called something else than rank {other}",
-        }
-        text = why.get(reason, "left a collective in the middle because of an exception")
-        return self._loss(rank, name, text)
-
-    def _loss(self, rank: int, name: str, what: str) -> RankLostError:
-        who = self.names[rank]
-        return RankLostError(f"rank {who} {what}; this rank waits for it in {name}", who, name)
-
-    def _timeout_error(
-        self, name: str, missing: Sequence[int], when: str
-    ) -> CollectiveTimeoutError:
-        names = [self.names[rank] for rank in missing]
-        who = f"rank{'' if len(names) == 1 else 's'} {', '.join(map(str, names))}"
-        return CollectiveTimeoutError(f"{who} did not come to {name} {when}", (*names,), name)
+            raise self.losses.timeout(self._call.name, late, self._limit)
 
     def open_from(self, rank: int, address: str) -> int:
         """A descriptor of a file that another rank has open.
@@ -324,36 +308,23 @@ class Lockstep:
             # A process that ends closes its files a moment before it has ended.
             deadline = time.monotonic() + _ENDING_SECONDS
             while time.monotonic() < deadline:
-                error = self.find_loss(rank, self._call.name)
+                error = self.losses.find(rank, self._call.name)
                 if error is not None:
                     raise error from None
                 time.sleep(0.001)
             raise
 
-    def break_off(self, error: BaseException) -> None:
+    def break_off(self, error: BaseException, reason: int = 0) -> None:
         """This rank cannot go on: tell the others, and refuse all calls from now on."""
         if self.broken is not None:
             return
         self.broken = error
-        reason, about = self._reason_for(error)
-        self.peers.say(BROKEN, reason, about)
-        if reason != BY_MISMATCH and self._words[self._release] != self.phase & _MASK:
+        found, about = self.losses.reason_for(error)
+        self.peers.say(BROKEN, reason or found, about)
+        if found != BY_MISMATCH and self._words[self._release] != self.phase & _MASK:
             # Who comes now must not go on as if this rank had. Of a mismatch, it has to see both.
             self._entries[self.phase & 1][self.rank] = (self.phase - 2) & _PHASE
         self.wake_all()
-
-    def _reason_for(self, error: BaseException) -> tuple[int, int]:
-        """The word for an error, and the place of the rank that it is about."""
-        reason, about = BY_EXCEPTION, -1
-        if isinstance(error, RankLostError):
-            reason, about = BY_LOSS, error.rank
-        elif isinstance(error, CollectiveTimeoutError):
-            reason, about = BY_TIMEOUT, min(error.missing, default=-1)
-        elif isinstance(error, CollectiveMismatchError):
-            reason, about = BY_MISMATCH, error.ranks[1]
-        if about not in self.names:  # an engine's error, or about a rank of another machine
-            return BY_EXCEPTION, self.rank
-        return reason, self.names.index(about)
 
     def leave(self) -> None:
         """This rank is done: tell the others, unless they know of a better reason already."""

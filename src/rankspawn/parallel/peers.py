@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 # States of a rank.
 ABSENT, JOINED, LEFT, BROKEN = range(4)
 # Why a rank cannot go on, and about whom that is.
-BY_EXCEPTION, BY_LOSS, BY_TIMEOUT, BY_MISMATCH = range(1, 5)
+BY_EXCEPTION, BY_LOSS, BY_TIMEOUT, BY_MISMATCH, BY_MESSAGE = range(1, 6)
 
 
 class Peers:

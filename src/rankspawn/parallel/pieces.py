@@ -27,6 +27,21 @@ def check_rank(rank: int, name: str, size: int) -> int:
     return number
 
 
+def check_tag(tag: int) -> None:
+    """Refuse what is no tag, before anything is sent.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: It has more than 63 bits.
+    """
+    try:
+        number = index(tag)
+    except TypeError:
+        raise TypeError(f"tag={tag!r}: tags are whole numbers") from None
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"tag={tag!r}: tags have 63 bits")
+
+
 def check_timeout(timeout: float | None) -> None:
     """Refuse what is no time, before anybody waits for it.
 

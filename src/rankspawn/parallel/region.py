@@ -7,6 +7,7 @@ by its first rank. It has no name, and only processes of this user can open it.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -17,6 +18,9 @@ from rankspawn.workers.meeting import write_entries
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+# Of less, it is not looked whether a control group has so much: that takes longer than the rest.
+_WORTH_A_LOOK = 1 << 20
 
 
 def open_at(address: str) -> int:
@@ -54,12 +58,51 @@ def _identity(file: int | str) -> tuple[int, int]:
     return status.st_dev, status.st_ino
 
 
+def _stretch(fd: int, length: int) -> None:
+    """Make a file so long, which takes no memory.
+
+    Raises:
+        MemoryError: It may not be; files in memory are files, too, to `ulimit -f`.
+    """
+    try:
+        os.ftruncate(fd, length)
+    except OSError as error:
+        raise no_room(length, error) from error
+
+
 def _forbid_cutting(fd: int) -> None:
     """Nobody can make the file smaller any more: what is mapped behind its end is a SIGBUS."""
     try:
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
     except OSError:  # not in memory, where the system has no such files
         return
+
+
+def take_room(fd: int, offset: int, length: int) -> None:
+    """Take memory for a part of a file before it is written.
+
+    A page that cannot be had when it is first written is a SIGBUS, which nobody can handle; and
+    for one that a control group does not have, the kernel kills one of its processes.
+
+    Raises:
+        MemoryError: There is no room.
+    """
+    if length >= _WORTH_A_LOOK:
+        from rankspawn.machine import Cgroups  # for large data only
+
+        left = Cgroups().memory_left()
+        if left is not None and left < length:
+            why = f"the control group has {left:,} bytes left"
+            raise no_room(length, OSError(errno.ENOMEM, why))
+    try:
+        os.posix_fallocate(fd, offset, length)
+    except OSError as error:
+        raise no_room(length, error) from error
+
+
+def no_room(length: int, error: OSError) -> MemoryError:
+    """The error that says what there was no room for."""
+    return MemoryError(f"no room for {length:,} bytes of memory that ranks share: {error.strerror}")
 
 
 class Region:
@@ -86,7 +129,7 @@ class Region:
         # Without memory; it makes mappings possible of what nobody has written yet. Each rank does
         # it with the same number, so it never cuts anything off.
         try:
-            os.ftruncate(fd, self.layout.end)
+            _stretch(fd, self.layout.end)
             _forbid_cutting(fd)
             self.reserve(0, self.layout.controls_end)
             self.controls: memoryview = self.map(0, self.layout.controls_end)
@@ -112,27 +155,26 @@ class Region:
         fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, rank)
 
     def reserve(self, offset: int, length: int) -> None:
-        """Take memory for a part before it is written.
-
-        A page that cannot be had when it is first written is a SIGBUS, which nobody can handle.
+        """Take memory for a part before it is written, once.
 
         Raises:
             MemoryError: There is no room.
         """
-        if (offset, length) in self._reserved:
-            return
-        try:
-            os.posix_fallocate(self._fd, offset, length)
-        except OSError as error:
-            raise MemoryError(
-                f"no room for {length:,} bytes of memory that ranks share: {error.strerror}"
-            ) from error
-        self._reserved.add((offset, length))
+        if (offset, length) not in self._reserved:
+            take_room(self._fd, offset, length)
+            self._reserved.add((offset, length))
 
     def map(self, offset: int, length: int) -> memoryview:
-        """A part of the file as bytes."""
+        """A part of the file as bytes.
+
+        Raises:
+            MemoryError: There is no room for it in the addresses of this process.
+        """
         assert offset % PAGE == 0, "the system maps whole pages"
-        part = mmap.mmap(self._fd, length, offset=offset)
+        try:
+            part = mmap.mmap(self._fd, length, offset=offset)
+        except OSError as error:  # beyond `ulimit -v`
+            raise no_room(length, error) from error
         view = memoryview(part)
         self._maps.append(part)
         self._views.append(view)

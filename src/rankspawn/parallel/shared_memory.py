@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from functools import partial
 from typing import Any, TypeVar
 
@@ -262,6 +263,17 @@ class SharedMemory(Calling):
     def statistics(self) -> Statistics:
         """What this rank has exchanged so far, and for whom it waited."""
         return self._step.tally.read()
+
+    def leave(self) -> None:
+        """Say that the function of this rank has returned, unless a thread of it goes on."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        others = [each for each in threading.enumerate() if not each.daemon]
+        if others == [threading.current_thread()]:
+            for part in self._parts:
+                if isinstance(part, SharedMemory):
+                    part.leave()
+            self._step.leave()
 
     def close(self) -> None:
         """Leave; whoever still waits for this rank is told. A second call does nothing."""

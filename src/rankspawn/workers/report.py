@@ -103,6 +103,8 @@ class Report:
         self.committed: bool = False
         # Writes what rankspawn.report() has put off, as a worker reports only now and then.
         self.write_steps: Callable[[], None] | None = None
+        # Tells those that this rank has talked to that it has returned.
+        self.say_returned: Callable[[], None] | None = None
 
     def stage(self, stage: int) -> None:
         """Say how far the worker came."""
@@ -157,6 +159,9 @@ class Report:
         Raises:
             TypeError: It cannot be pickled; the message names the path to the culprit.
         """
+        # A large result takes seconds to write, and nobody is to wait for this rank so long.
+        if self.say_returned is not None:
+            self.say_returned()
         # Most functions return nothing; then a worker does not even load what pickles.
         table = 0 if value is None else self._pickle_result(value)
         self._commit(RETURNED, table, code=0, text="")
