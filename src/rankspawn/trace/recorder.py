@@ -180,9 +180,11 @@ class _Looking:
     def _note(self) -> None:
         """Called after something happened in the group, or to it: who is gone?"""
         now = self._now()
-        for index in [index for index in self._running if self._group.has_ended(index)]:
-            self._running.discard(index)
-            self._gone[index] = now
+        # On a cluster this is called often, so it does not look at all that run.
+        for index in list(self._group.outcomes):
+            if index in self._running and self._group.has_ended(index):
+                self._running.discard(index)
+                self._gone[index] = now
         if self._group.closed:
             self._closed.set()
 
