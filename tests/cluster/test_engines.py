@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -164,6 +165,27 @@ def test_a_context_looks_in_and_stops(engine: Engine) -> None:
 
 async def _wait(context: MultiprocessContext) -> None:
     await context
+
+
+def test_what_ranks_take_is_measured_where_they_run(engine: Engine, tmp_path: Path) -> None:
+    with rankspawn.spawn(
+        cases.wait_for_word,
+        (str(tmp_path),),
+        nprocs=1,
+        cluster=engine,
+        backend="gloo",
+        progress=True,
+        join=False,
+    ) as context:
+        group = context._supervisor.group
+        assert group.measured is not None
+        usage_of = group.measured.usage_of
+        assert group.wait(
+            lambda: all((usage_of(rank).memory or 0) > 1 << 20 for rank in range(2)),
+            time.monotonic() + DEADLOCK,
+        )
+        (tmp_path / "word").write_text("known")
+        assert context.results() == [(0, 0), (1, 0)]
 
 
 def test_a_timeout_has_the_stacks_of_all_nodes(engine: Engine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,17 @@ import pytest
 import rankspawn
 from rankspawn import MultiprocessContext, ProcessExceptionGroup, ProcessRaisedException
 from rankspawn.cluster import AgentRequest, Local
+from rankspawn.cluster.measured import Measured
 from rankspawn.supervise.reports import Steps
 from rankspawn.supervise.survivors import describe_kept
+from rankspawn.view import viewer
+from rankspawn.view.boards import PlainBoard
+from rankspawn.view.ranks import Usage
 from tests.cluster import cluster_cases as cases
 from tests.cluster.fake_engine import FakeAgent, FakeEngine, Script
 from tests.jobs import DEADLOCK
+from tests.trace import trace_cases
+from tests.trace.test_recorder import read_page
 
 
 def fails_first(agent: FakeAgent) -> None:
@@ -94,7 +101,90 @@ def test_nodes_of_which_nothing_is_heard_have_stalled() -> None:
 
     assert all(f"rank {rank} " in str(e.value) for rank in range(4))
     # So agents look often enough at what is reported.
-    assert [agent.simulated.start["looked_at"] for agent in engine.agents] == [True, True]
+    starts = [agent.simulated.start for agent in engine.agents]
+    assert [start["looked_at"] for start in starts] == [True, True]
+    # Nobody is shown what their ranks take.
+    assert [(start["measured"], start["traced"]) for start in starts] == [(False, False)] * 2
+
+
+class Seen(PlainBoard):
+    """Calls a function with each view of the ranks, from the first moment on."""
+
+    first, interval = 0.0, 0.01
+
+    def __init__(self, screen: Any, note: Callable[[Any], None]) -> None:
+        super().__init__(screen)
+        self._note = note
+
+    def draw(self, rows: Any, seconds: float) -> None:
+        super().draw(rows, seconds)
+        self._note(rows)
+
+
+def test_what_ranks_of_all_nodes_take_is_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def note(rows: Any) -> None:
+        if all(row.usage.memory and row.usage.cpu_percent is not None for row in rows):
+            (tmp_path / "word").write_text("seen")
+
+    monkeypatch.setattr(viewer, "open_board", lambda screen, **_: Seen(screen, note))
+    context: MultiprocessContext = rankspawn.spawn(
+        cases.wait_for_word,
+        (str(tmp_path),),
+        nprocs=(2, 1),
+        cluster=Local(nodes=2),
+        backend="gloo",
+        progress=True,
+        timeout=DEADLOCK,
+    )
+
+    assert context.results() == [(rank, 0) for rank in range(3)]
+
+
+def test_what_ranks_of_all_nodes_take_is_in_a_trace(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    looks: list[int] = []
+    usage_of = Measured.usage_of
+
+    def look(self: Measured, index: int) -> Usage:
+        usage = usage_of(self, index)
+        looks.extend([index] * bool(usage.memory))
+        # It was taken note of before the same rank was looked at again.
+        if all(looks.count(each) > 1 for each in range(3)):
+            (tmp_path / "word").write_text("taken")
+        return usage
+
+    monkeypatch.setattr(Measured, "usage_of", look)
+    rankspawn.spawn(
+        cases.wait_for_word,
+        (str(tmp_path),),
+        nprocs=(2, 1),
+        cluster=Local(nodes=2),
+        backend="gloo",
+        trace=tmp_path / "run.html",
+        timeout=DEADLOCK,
+    )
+
+    for lane in read_page(tmp_path / "run.html")["ranks"]:
+        assert lane["curves"]["memory"][1][-1] > 1 << 20
+        assert lane["curves"]["cpu"][1][-1] >= 0
+
+
+def test_what_ranks_of_a_node_exchange_is_in_a_trace(tmp_path: Path) -> None:
+    """Numbers that are final, though nobody was told them while the ranks ran."""
+    path = tmp_path / "run.html"
+    rankspawn.spawn(trace_cases.talk, (), 2, cluster=Local(nodes=1), backend="gloo", trace=path)
+
+    for lane in read_page(path)["ranks"]:
+        told = lane["collectives"]
+        calls = {name: number for name, (number, _) in told["calls"].items()}
+        once = ("init_parallel_env", "all_gather_object", "split", "barrier", "all_reduce")
+        assert calls == dict.fromkeys(once, 1)
+        assert told["bytes"] > 3
+        if lane["rank"] == 0:
+            assert list(told["for"]) == ["1"]
 
 
 class Queueing(FakeEngine):

@@ -21,7 +21,7 @@ from rankspawn.descriptors import Owned, anonymous_file
 from rankspawn.handlers import let_handlers_through
 from rankspawn.interrupts import wait_patiently
 from rankspawn.supervise.context import MultiprocessContext, RankProcess, start_context
-from rankspawn.supervise.group import RankOutput, Spectator
+from rankspawn.supervise.group import Measured, RankOutput, Spectator
 from rankspawn.supervise.outcome import STATES, End, Outcome
 from rankspawn.supervise.supervisor import SupervisionPolicy
 from tests.jobs import DEADLOCK
@@ -95,6 +95,7 @@ class ScriptedGroup:
         self.sentinels: dict[int, int] = {}
         self.has_failed = False
         self.lost: Outcome | None = None
+        self.measured: Measured | None = None
         self.closed = False
         self.is_waited_for = threading.Event()
         self.is_being_stopped = threading.Event()

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rankspawn.cluster.frames import Header, Outbox
+    from rankspawn.cluster.measured import Measures
     from rankspawn.workers.group import WorkerGroup
 
 # No more output is read from the ranks' files while so much waits for the driver.
@@ -66,7 +67,8 @@ class AgentLoop:
         self._heard = time.monotonic()
         self._looks = False  # somebody is shown what ranks say
         self._steps_due = 0.0
-        self._steps: dict[int, tuple[bytes, str]] = {}
+        self._steps: dict[int, tuple[bytes, str, Header]] = {}
+        self._measures: Measures | None = None
         self._failing: set[int] = set()  # told that they failed, and not yet how they ended
         self._ended: set[int] = set()
         self._stopping: threading.Thread | None = None
@@ -206,9 +208,20 @@ class AgentLoop:
         import json
 
         self._looks = header["looked_at"]
-        answer = self._ranks.start(header, json.loads(hosts))
+        nodes = json.loads(hosts)
+        answer = self._ranks.start(header, nodes)
         group = self._ranks.group
         assert group is not None
+        if header["measured"]:
+            from rankspawn.cluster.measured import Measures
+
+            self._measures = Measures(
+                [worker.popen.pid for worker in group.workers],
+                self._ranks.gpus,
+                sum(count for _, count, _ in nodes),
+                self._complain,
+                talks=header["traced"],
+            )
         self._selector.register(group.fileno(), selectors.EVENT_READ)
         group.listeners.add(self._waker.wake)  # what a thread that stops it has noted
         self._outputs = Outputs(group, len(group.workers))
@@ -279,6 +292,11 @@ class AgentLoop:
     def _tell_end(self, group: WorkerGroup, index: int) -> None:
         assert self._outputs is not None
         self._ended.add(index)
+        if self._measures is not None and len(self._ended) == len(group.workers):
+            # What all have exchanged, also those that ended before.
+            self._measures.look([])
+            for each in range(len(group.workers)):
+                self._tell_steps_of(group, each)
         for piece in self._outputs.read_rest(index):
             self._outbox.put({"is": "output", "index": index}, piece)
         put_end(self._outbox, group, index)
@@ -286,13 +304,20 @@ class AgentLoop:
     def _tell_steps(self, group: WorkerGroup) -> None:
         pause = _STEPS_SECONDS if self._looks else _STEPS_SECONDS_UNSEEN
         self._steps_due = time.monotonic() + pause
-        for index in range(len(group.workers)):
-            if index not in self._ended:
-                record = group.steps_of(index)
-                state = group.state_of(index)
-                if self._steps.get(index) != (record, state):
-                    self._steps[index] = (record, state)
-                    self._outbox.put({"is": "steps", "index": index, "state": state}, record)
+        running = [index for index in range(len(group.workers)) if index not in self._ended]
+        if self._measures is not None:
+            self._measures.look(running)
+        for index in running:
+            self._tell_steps_of(group, index)
+
+    def _tell_steps_of(self, group: WorkerGroup, index: int) -> None:
+        measured = {} if self._measures is None else self._measures.fields_of(index)
+        said = group.steps_of(index), group.state_of(index), measured
+        if self._steps.get(index) != said:
+            self._steps[index] = said
+            record, state, measured = said
+            header = {"is": "steps", "index": index, "state": state, **measured}
+            self._outbox.put(header, record)
 
     # The end.
 
@@ -317,8 +342,9 @@ class AgentLoop:
             # Once is enough: a second look through all processes would hold up the driver.
             if not self._nothing_is_left and (not group.all_ended or group.has_failed):
                 group.stop(self._ranks.grace)
-        if self._outputs is not None:
-            self._outputs.close()
+        for opened in (self._outputs, self._measures):
+            if opened is not None:
+                opened.close()
         self._ranks.close()
         if "rankspawn.workers.forkserver" in sys.modules:
             from rankspawn.workers.forkserver import stop_servers

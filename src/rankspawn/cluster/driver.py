@@ -163,7 +163,7 @@ class Driver:
         """Take note of a frame.
 
         Raises:
-            KeyError, TypeError, ValueError: It is none that an agent sends.
+            GarbledError, KeyError, TypeError, ValueError: It is none that an agent sends.
         """
         node = self.nodes[number]
         if node.phase in (Phase.LOST, Phase.STOPPED):
@@ -195,7 +195,7 @@ class Driver:
             if node.take_data(node.local_of(header), header["offset"], blob):
                 self._end(node, node.local_of(header))
         elif what == "steps":
-            node.steps[node.local_of(header)] = (blob, str(header["state"]))
+            node.note_steps(header, blob)
         elif what == "stacks":
             if header["ticket"] == self._ticket:
                 self.stacks |= {int(rank): str(text) for rank, text in header["texts"].items()}

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 
 from rankspawn.cluster.links import Links
+from rankspawn.cluster.measured import Measured
 from rankspawn.cluster.node_state import Phase
 from rankspawn.cluster.remote import Received, RemoteProcess
 from rankspawn.descriptors import Waker
@@ -65,6 +66,7 @@ class ClusterGroup:
         self.processes: list[RankProcess] = []
         self._driver = driver
         self.printed = printed
+        self.measured: Measured = Measured(driver)
         self._news = Waker()
         # For the next wait: made before anything runs, as a file may have a name for a moment.
         self._idle = [Waker()]

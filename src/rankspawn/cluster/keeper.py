@@ -154,7 +154,13 @@ class Keeper:
             python=python,
             clock=clock_name(),
             prepare=task["prepare"],
-            start={**task["start"], "restart_count": restart_count},
+            # Nobody would pass on what ranks take.
+            start={
+                **task["start"],
+                "restart_count": restart_count,
+                "measured": False,
+                "traced": False,
+            },
             payload=memoryview(self._payload),
             shared=task["shared"],
             own=[(table, end) for table, end in task["own"]],

@@ -125,6 +125,14 @@ class NodeRanks:
             "warning": self._resources.warning,
         }
 
+    @property
+    def gpus(self) -> list[str | None]:
+        """The id of each rank's GPU; None for one that has none."""
+        resources = self._resources
+        if resources.device_type != "gpu" or not resources.devices:
+            return [None] * resources.nprocs
+        return [device.id for device in resources.devices]
+
     def take_payload(self, offset: int, data: bytes) -> None:
         """Keep a part of the payload."""
         assert self._payload is not None, "prepare comes first"

@@ -8,6 +8,8 @@ from enum import Enum
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from rankspawn.cluster.frames import Header
+    from rankspawn.parallel.statistics import Talk
+    from rankspawn.view.ranks import Usage
 
 
 class Phase(Enum):
@@ -79,6 +81,8 @@ class NodeState:
     why_ending: str | None = None
     reports: dict[int, Report] = field(default_factory=dict)
     steps: dict[int, tuple[bytes, str]] = field(default_factory=dict)
+    usages: dict[int, Usage] = field(default_factory=dict)
+    talks: dict[int, Talk] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
 
     def note_resources(self, header: Header) -> None:
@@ -151,6 +155,22 @@ class NodeState:
         report.data[offset:end] = data
         report.received = end
         return end == len(report.data)
+
+    def note_steps(self, header: Header, record: bytes) -> None:
+        """What a rank reported last, does, and, if somebody looks, takes and exchanges.
+
+        Raises:
+            GarbledError: This cannot be.
+        """
+        local = self.local_of(header)
+        self.steps[local] = (record, str(header["state"]))
+        measured = header.get("measured")
+        if measured is not None:
+            from rankspawn.cluster.measured import read_talk, read_usage
+
+            self.usages[local] = read_usage(measured["usage"])
+            if "talk" in measured:
+                self.talks[local] = read_talk(measured["talk"], self.count, self.first)
 
     def describe_loss(self, phase: Phase, why: str) -> str:
         """One sentence on this node, which is lost."""

@@ -275,6 +275,8 @@ class ClusterStarter:
                 "what": name_of(self.task.func),
                 "looked_at": options.progress
                 or (options.on_report, options.stall_timeout, options.trace) != (None, None, None),
+                "measured": options.progress or options.trace is not None,
+                "traced": options.trace is not None,
                 "setting": sent,
                 "payload": {"task": payload.task.table},
             },

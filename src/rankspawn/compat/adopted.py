@@ -73,6 +73,7 @@ class AdoptedGroup:
         self.outcomes: dict[int, Outcome] = {}
         self.has_failed: bool = False
         self.lost: None = None
+        self.measured: None = None
         self.closed: bool = False
         self._error_files = list(error_files)
         self._reports: dict[int, TextReport] = {}

@@ -17,7 +17,9 @@ from rankspawn.values import dataclass
 TYPE_CHECKING = False  # typing's own, which would import both
 if TYPE_CHECKING:
     from rankspawn.descriptors import Owned
+    from rankspawn.parallel.statistics import Talk
     from rankspawn.supervise.context import RankProcess
+    from rankspawn.view.ranks import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,16 @@ class StartedProcess(Protocol):
         """Let go of the sentinel."""
 
 
+class Measured(Protocol):
+    """What ranks take and exchange, as whoever is where they run has measured it."""
+
+    def usage_of(self, index: int) -> Usage:
+        """What a rank took when it was looked at last."""
+
+    def talks(self) -> dict[int, Talk]:
+        """Rank to what it has exchanged with others, of those that talk."""
+
+
 class Group(Protocol):
     """The ranks of one start, by index: their place in this group, from 0 on.
 
@@ -130,6 +142,10 @@ class Group(Protocol):
     @property
     def lost(self) -> Outcome | None:
         """What became of a process, no rank, that all of them need; its evidence says all."""
+
+    @property
+    def measured(self) -> Measured | None:
+        """What was measured of ranks on other machines; None if this process can look itself."""
 
     @property
     def closed(self) -> bool:

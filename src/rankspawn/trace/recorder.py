@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rankspawn.supervise.group import Group, RankOutput
     from rankspawn.supervise.outcome import Outcome
     from rankspawn.trace.series import Series
-    from rankspawn.view.measure import Meters
+    from rankspawn.view.measure import Meters, MetersElsewhere
     from rankspawn.view.sources import Place
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class _Looking:
         self._closed = threading.Event()
         self._serials: dict[int, int] = {}
         self._outputs: list[RankOutput | None] = []
-        self._meters: Meters | None = None
+        self._meters: Meters | MetersElsewhere | None = None
         # Index to when it was seen to be gone.
         self._gone: dict[int, float] = {}
         self._running = set(range(len(group.processes)))
@@ -149,7 +149,7 @@ class _Looking:
         pids = {
             lane.rank: process.popen.pid
             for lane, process in zip(self._lanes, group.processes, strict=True)
-            if not hasattr(process.popen, "host")
+            if group.measured is None
         }
         self._talks: Talks = Talks(pids, os.getpid())
         self._start = self._now()
@@ -188,7 +188,7 @@ class _Looking:
         if self._group.closed:
             self._closed.set()
 
-    def _open_meters(self) -> Meters:
+    def _open_meters(self) -> Meters | MetersElsewhere:
         from rankspawn.view.measure import meters_of  # imports psutil: 20 ms
 
         return meters_of(self._group, self._recorder.places)
@@ -247,7 +247,8 @@ class _Looking:
 
     def _listen(self) -> None:
         """Take note of what ranks exchanged, if they talk, and of whom they waited for."""
-        talks = self._talks.look()
+        measured = self._group.measured
+        talks = self._talks.look() if measured is None else measured.talks()
         for lane in self._lanes:
             if lane.rank in talks:
                 lane.talks(talks[lane.rank], self._now())

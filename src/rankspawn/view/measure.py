@@ -11,10 +11,10 @@ from rankspawn.view.ranks import Usage
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from typing import Any
 
-    from rankspawn.supervise.group import Group
+    from rankspawn.supervise.group import Group, Measured
     from rankspawn.view.sources import Place
 
 
@@ -103,19 +103,18 @@ class Meters:
     """The meters of all ranks of a group.
 
     Args:
-        pids: The process of each rank, by index; None for one of another machine.
+        pids: The process of each rank, by index.
         gpus: The id of each rank's GPU; None for one that has none.
     """
 
-    def __init__(self, pids: Sequence[int | None], gpus: Sequence[str | None]) -> None:
-        self._processes = [None if pid is None else ProcessMeter(pid) for pid in pids]
+    def __init__(self, pids: Sequence[int], gpus: Sequence[str | None]) -> None:
+        self._processes = [ProcessMeter(pid) for pid in pids]
         self._gpus = gpus
         self._gpu_meter = GpuMeter() if any(gpus) else None
 
     def look(self, index: int) -> Usage:
         """What a rank takes now."""
-        process = self._processes[index]
-        cpu, memory = (None, None) if process is None else process.look()
+        cpu, memory = self._processes[index].look()
         gpu = self._gpus[index]
         used = self._gpu_meter.used(gpu) if gpu and self._gpu_meter else None
         return Usage(cpu, memory, used)
@@ -126,8 +125,19 @@ class Meters:
             self._gpu_meter.close()
 
 
-def meters_of(group: Group, places: Sequence[Place]) -> Meters:
-    """Those of a group's ranks; of ranks on other machines only their agents could know."""
-    here = not any(hasattr(process.popen, "host") for process in group.processes)
-    pids = [process.popen.pid if here else None for process in group.processes]
-    return Meters(pids, [place.gpu if here else None for place in places])
+class MetersElsewhere:
+    """What others have measured of the ranks of a group."""
+
+    def __init__(self, measured: Measured) -> None:
+        self.look: Callable[[int], Usage] = measured.usage_of
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+
+def meters_of(group: Group, places: Sequence[Place]) -> Meters | MetersElsewhere:
+    """Those of a group's ranks."""
+    if group.measured is not None:
+        return MetersElsewhere(group.measured)
+    pids = [process.popen.pid for process in group.processes]
+    return Meters(pids, [place.gpu for place in places])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from rankspawn.supervise.group import Group
-    from rankspawn.view.measure import Meters
+    from rankspawn.view.measure import Meters, MetersElsewhere
     from rankspawn.view.ranks import RankRow
     from rankspawn.view.request import ShowRequest
     from rankspawn.view.sources import Place
@@ -157,7 +157,7 @@ class _Showing:
             elif patience is not None and time.monotonic() - since > patience:
                 return
 
-    def _open_meters(self) -> Meters | None:
+    def _open_meters(self) -> Meters | MetersElsewhere | None:
         """The meters of the ranks, if there is a view of them."""
         if self._board.interval is None:
             return None

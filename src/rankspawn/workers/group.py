@@ -81,6 +81,7 @@ class WorkerGroup:
         self.outcomes: dict[int, Outcome] = {}
         self.has_failed: bool = False  # one of them is a failure, or the store is lost
         self.lost: Outcome | None = None
+        self.measured: None = None
         self._store = store
         self._reports: dict[int, TakenReport] = {}
         self._last_lines: dict[int, str] = {}
