@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
+import subprocess
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +21,9 @@ from benchmarks.needs import missing, needs
 from benchmarks.planning import Case, cases_of, trials_of
 from benchmarks.records import FAILED, Figure, Goal, Measurement, Table, Trial
 from benchmarks.running import Runner, TrialError
+from benchmarks.trials.remote_python import python_with_path
+
+from tests.jobs import DEADLOCK
 
 ROOT = Path(__file__).parent.parent
 MAKE = "run python -m benchmarks --pages"
@@ -76,6 +81,28 @@ class TestGoals:
         others = (ROOT / "noxfile.py", ROOT / "benchmarks" / "install_peers.py")
         for package in pinned:
             assert all(f"{package.partition('==')[0]}==" not in path.read_text() for path in others)
+
+
+class TestTrials:
+    def test_a_host_behind_ssh_has_the_library_that_is_measured(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        source = tmp_path / "a folder"
+        source.mkdir()
+        (source / "measured_here.py").write_text("print('found')")
+        monkeypatch.setenv("PYTHONPATH", str(source))
+        program = python_with_path(tmp_path)
+
+        done = subprocess.run(
+            [str(program), "-m", "measured_here"],
+            env={"PATH": os.defpath},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=DEADLOCK,
+        )
+
+        assert done.stdout == "found\n"
 
 
 class TestKeeping:

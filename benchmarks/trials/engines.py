@@ -30,6 +30,7 @@ if __name__ == "__main__":
 
     import rankspawn
     from benchmarks.trials import frame
+    from benchmarks.trials.remote_python import python_with_path
     from benchmarks.trials.stopwatch import timed
     from rankspawn.cluster import Local, Ray, Slurm, Ssh
 
@@ -61,7 +62,11 @@ if __name__ == "__main__":
         sshd = import_module("tests.cluster.sshd")
         with sshd.running_sshd() as server:
             engine = Ssh(
-                sshd.HOSTS, port=server.port, identity=server.identity, options=server.options
+                sshd.HOSTS,
+                port=server.port,
+                identity=server.identity,
+                python=python_with_path(server.folder),
+                options=server.options,
             )
             commands = [engine.command(host, ["true"]) for host in sshd.HOSTS]
             return measure_in_turns(
