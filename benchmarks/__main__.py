@@ -86,7 +86,7 @@ def keep(measured: Sequence[Measurement], options: argparse.Namespace) -> None:
     write_measurements(options.out / "measurements.csv", measured)
     if options.keep:
         old = read_measurements() if KEPT.exists() else []
-        write_measurements(KEPT, merged(old, measured))
+        write_measurements(KEPT, merged(old, measured, GOALS))
 
 
 def has(need: str, before: Path | None) -> bool:

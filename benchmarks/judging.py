@@ -62,16 +62,18 @@ class Line:
 def judge(goal: Goal, table: Table) -> Line:
     """What came of one goal."""
     figures = figures_of(goal)
-    rows = tuple(row for figure in figures for row in table.rows(figure))
+    # Where no run has all of them, what there is is shown, and nothing is judged by it.
+    run = table.run_of(figures)
+    rows = tuple(row for figure in figures for row in table.rows(figure, run))
     if goal.nprocs:
-        ours, figure = _judge_series(goal, table)
+        ours, figure = _judge_series(goal, table, run)
         return Line(goal, ours, "", figure, rows)
-    mine = table.rounds(goal.ours.trial, goal.ours.metric)
-    other = {} if goal.other is None else table.rounds(goal.other.trial, goal.other.metric)
+    mine = table.rounds(goal.ours.trial, goal.ours.metric, run)
+    other = {} if goal.other is None else table.rounds(goal.other.trial, goal.other.metric, run)
     limit = other
     if goal.how == "memory":
         limit = {number: goal.ours.trial.size + value for number, value in other.items()}
-    values = _JUDGES[goal.how](goal, mine, limit)
+    values = [] if run is None else _JUDGES[goal.how](goal, mine, limit)
     shown = goal.how != "value" and goal.ours.metric != "writable"
     return Line(
         goal,
@@ -96,11 +98,10 @@ def figures_of(goal: Goal) -> list[Figure]:
     ]
 
 
-def added(table: Table, figure: Figure) -> dict[int, float]:
+def added(table: Table, figure: Figure, run: str | None) -> dict[int, float]:
     """What an argument adds, in each round, to the start of workers that get a tiny one."""
-    return minus(
-        table.rounds(figure.trial, figure.metric), table.rounds(figure.trial, "seconds_tiny")
-    )
+    whole = table.rounds(figure.trial, figure.metric, run)
+    return minus(whole, table.rounds(figure.trial, "seconds_tiny", run))
 
 
 def figure_words(value: float, unit: str) -> str:
@@ -109,16 +110,16 @@ def figure_words(value: float, unit: str) -> str:
     return number + (unit if unit in ("", "x") else f" {unit}")
 
 
-def _judge_series(goal: Goal, table: Table) -> tuple[str, Spread | None]:
+def _judge_series(goal: Goal, table: Table, run: str | None) -> tuple[str, Spread | None]:
     series: dict[int, Rounds] = {}
     for nprocs in goal.nprocs:
         figure = replace(goal.ours, trial=replace(goal.ours.trial, nprocs=nprocs))
-        rounds = table.rounds(figure.trial, figure.metric)
-        series[nprocs] = added(table, figure) if goal.how == "flat" else rounds
+        rounds = table.rounds(figure.trial, figure.metric, run)
+        series[nprocs] = added(table, figure, run) if goal.how == "flat" else rounds
     ends = (goal.nprocs[0], goal.nprocs[-1])
     texts = [f"n={nprocs:,} {_words(goal.ours, series[nprocs])}" for nprocs in ends]
     how = flatness if goal.how == "flat" else growth_exponent
-    return ", ".join(texts), judged_by_medians(series, how)
+    return ", ".join(texts), None if run is None else judged_by_medians(series, how)
 
 
 def _words(figure: Figure, rounds: Rounds) -> str:

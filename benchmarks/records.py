@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -50,6 +50,8 @@ class Measurement:
         load: How many processes ran or wanted to, in the minute before.
         machine: On what, in words.
         versions: Of the peer, in words.
+        run: When the run of the benchmarks began that it is from: figures are held against each
+            other within one run only.
     """
 
     trial: Trial
@@ -60,6 +62,7 @@ class Measurement:
     load: float = 0.0
     machine: str = ""
     versions: str = ""
+    run: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,17 +114,27 @@ class Goal:
 
 
 class Table:
-    """All measurements, looked up by trial and metric."""
+    """All measurements, looked up by trial and metric; each answer is of one run."""
 
     def __init__(self, measurements: Iterable[Measurement]) -> None:
-        self._rows: dict[tuple[Trial, str], dict[int, Measurement]] = {}
+        self._runs: dict[Figure, dict[str, dict[int, Measurement]]] = {}
         for one in measurements:
-            self._rows.setdefault((one.trial, one.metric), {})[one.round] = one
+            runs = self._runs.setdefault(Figure(one.trial, one.metric), {})
+            runs.setdefault(one.run, {})[one.round] = one
 
-    def rounds(self, trial: Trial, metric: str = "seconds") -> dict[int, float]:
-        """The value of each round; empty if it was not measured."""
-        return {number: one.value for number, one in self._rows.get((trial, metric), {}).items()}
+    def run_of(self, figures: Sequence[Figure]) -> str | None:
+        """The newest run that has all of these; None if there is none."""
+        runs = [set(self._runs.get(figure, {})) for figure in figures]
+        return max(set.intersection(*runs), default=None)
 
-    def rows(self, figure: Figure) -> list[Measurement]:
-        """All that is known of a figure."""
-        return list(self._rows.get((figure.trial, figure.metric), {}).values())
+    def rounds(
+        self, trial: Trial, metric: str = "seconds", run: str | None = None
+    ) -> dict[int, float]:
+        """The value of each round, of the newest run if none is named; empty if there is none."""
+        rows = self.rows(Figure(trial, metric), run)
+        return {one.round: one.value for one in rows}
+
+    def rows(self, figure: Figure, run: str | None = None) -> list[Measurement]:
+        """What is known of a figure, from the newest run if none is named."""
+        newest = self.run_of([figure]) if run is None else run
+        return list(self._runs.get(figure, {}).get(newest or "", {}).values())

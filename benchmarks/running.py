@@ -46,6 +46,8 @@ class Runner:
         rounds: How often a case is run at most.
         slow_every: Slow trials run in each round that this divides.
         deadline: When nothing is begun any more, on the monotonic clock.
+        before: The folder of an older state of the library, if there is one.
+        began: The name of this run.
     """
 
     source: Path
@@ -54,6 +56,7 @@ class Runner:
     slow_every: int
     deadline: float = float("inf")
     before: Path | None = None
+    began: str = field(default_factory=surroundings.now)
     _dice: random.Random = field(default_factory=lambda: random.Random(1))
 
     def run(self, cases: Sequence[Case]) -> Iterator[Measurement]:
@@ -94,7 +97,8 @@ class Runner:
             several = isinstance(value, list)
             for turn, one in enumerate(value if isinstance(value, list) else [value]):
                 place = TURNS * number + turn if several else number
-                yield Measurement(trial, place, metric, one, date, load, machine, versions)
+                where = (date, load, machine, versions, self.began)
+                yield Measurement(trial, place, metric, one, *where)
 
     def run_trial(self, trial: Trial) -> dict[str, float | list[float]]:
         """One run of one trial in a fresh process.

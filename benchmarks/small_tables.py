@@ -75,14 +75,17 @@ def _beside(table: Table, trial: Trial | None, ours: Trial | None) -> str:
     """Milliseconds, and how many times as long it is as ours."""
     if trial is None or ours is None:
         return ""
-    known = spread(table.rounds(trial).values())
+    run = table.run_of([Figure(trial), Figure(ours)])
+    known = spread(table.rounds(trial, run=run).values())
     if known is None:
         return "not measured"
     text = (
         f"{1e3 * known.median:,.0f} ms" if known.median >= 0.1 else f"{1e3 * known.median:.3g} ms"
     )
-    ratio = spread(per_round(table.rounds(trial), table.rounds(ours)).values())
-    return text if trial == ours or ratio is None else f"{text} ({ratio.median:.3g} times)"
+    if run is None or trial == ours:
+        return text
+    ratio = spread(per_round(table.rounds(trial, run=run), table.rounds(ours, run=run)).values())
+    return text if ratio is None else f"{text} ({ratio.median:.3g} times)"
 
 
 def _seconds(table: Table, trial: Trial) -> str:

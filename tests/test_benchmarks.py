@@ -106,16 +106,38 @@ class TestTrials:
 
 
 class TestKeeping:
-    def test_new_figures_take_the_place_of_those_of_the_same_trial(self, tmp_path: Path) -> None:
+    def test_new_figures_take_the_place_of_old_ones(self, tmp_path: Path) -> None:
         old = [measured(OURS, 1.0), measured(OURS, 1.5, 1), measured(PEER, 3.0)]
-        new = [measured(OURS, 2.0), replace(measured(PEER, 1.0), metric=FAILED)]
+        new = [of_run("2", measured(OURS, 2.0)), of_run("2", measured(PEER, 1.0))]
         path = tmp_path / "kept.csv"
 
-        write_measurements(path, merged(old, new))
+        write_measurements(path, merged(old, new, [GOAL]))
 
-        kept = read_measurements(path)
-        assert [(one.trial, one.value) for one in kept] == [(PEER, 3.0), (OURS, 2.0)]
-        assert kept[0] == old[2]
+        assert read_measurements(path) == sorted(new, key=lambda one: one.trial.contender)
+
+    def test_figures_of_different_runs_are_not_held_against_each_other(self) -> None:
+        beside_slow = replace(GOAL, other=Figure(SLOW))
+        old = [measured(OURS, 4.0), measured(PEER, 2.0), measured(SLOW, 8.0)]
+        failed = replace(measured(PEER, 1.0), metric=FAILED)
+        new = [of_run("2", measured(OURS, 100.0)), of_run("2", failed)]
+
+        kept = merged(old, [*new, of_run("2", measured(SLOW, 50.0))], [GOAL, beside_slow])
+
+        both = [judge(goal, Table(kept)) for goal in (GOAL, beside_slow)]
+        assert [line.figure and line.figure.median for line in both] == [2.0, 2.0]
+        assert {row.run for row in both[1].rows} == {"2"}
+        assert [one.trial for one in kept if not one.run] == [OURS, PEER]
+        assert judge(GOAL, Table([old[1], new[0]])).verdict == "not measured"
+
+    def test_a_series_is_of_one_run(self) -> None:
+        goal = Goal("start", "growth", "exponent", Figure(OURS), nprocs=(2, 4))
+        few, many = (measured(replace(OURS, nprocs=n), float(n)) for n in (2, 4))
+        newer = of_run("2", replace(many, value=100.0))
+
+        figure = judge(goal, Table(merged([few, many], [newer], [goal]))).figure
+
+        assert figure is not None
+        assert figure.median == pytest.approx(1.0)
 
 
 class TestPlanning:
@@ -172,6 +194,10 @@ class TestRunning:
         told: list[str] = []
         assert list(self.run(told, deadline=0.0)) == []
         assert len([line for line in told if "no time left" in line]) == 2
+
+
+def of_run(run: str, one: Measurement) -> Measurement:
+    return replace(one, run=run)
 
 
 def measured(trial: Trial, value: float, number: int = 0) -> Measurement:
