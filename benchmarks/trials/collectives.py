@@ -19,6 +19,7 @@ NBYTES = {
     "64 MiB": 64 << 20,
     "256 MiB": 256 << 20,
     "1 GiB": 1 << 30,
+    "broadcast 1 GiB": 1 << 30,
 }
 BROADCAST = "broadcast 1 GiB"
 # How often a thing is done in a round, so that each round takes some milliseconds.
@@ -50,11 +51,39 @@ def time_all(meet: object, ways: dict, name: str) -> dict:  # type: ignore[type-
     return {f"{task}: {way}": each for way, each in found.items()}
 
 
+def ways_of(comm, peer, name) -> dict:  # type: ignore[no-untyped-def, type-arg]
+    """Runs in every rank: the ways to do a task, each a call that takes nothing."""
+    import numpy as np
+
+    array = np.ones(NBYTES[name] // 4, "float32")
+    copy = np.empty_like(array)
+    is_broadcast = name == BROADCAST
+
+    def copy_in_all() -> None:
+        # As much as all ranks have to read and to write, if nothing is moved twice. Until all have
+        # done it: who has a CPU meanwhile knows nothing of those who wait for one.
+        if not is_broadcast or comm.rank != 0:
+            np.copyto(copy, array)
+        comm.barrier()
+
+    if is_broadcast:
+        ways = {"rankspawn": lambda: comm.broadcast(array), "copy": copy_in_all}
+        return ways if peer is None else {**ways, "peer": peer.broadcast(array)}
+    shared = comm.empty(array.size, "float32")
+    shared.fill(1)
+    ways = {
+        "rankspawn": lambda: comm.all_reduce(array, "max"),
+        "shared": lambda: comm.all_reduce(shared, "max"),
+        "copy": copy_in_all,
+    }
+    if peer is not None:
+        ways["peer"] = peer.all_reduce(np.ones(array.size, "float32"))
+    return ways
+
+
 def compare(barrier, peer_name, sizes, cpu) -> dict:  # type: ignore[no-untyped-def, type-arg]
     """Runs in every rank: the seconds of each round of each way of each task."""
     import os
-
-    import numpy as np
 
     import rankspawn
     from benchmarks.trials import peers_of_collectives as peers
@@ -71,24 +100,7 @@ def compare(barrier, peer_name, sizes, cpu) -> dict:  # type: ignore[no-untyped-
     found = {f"barrier: {way}": each for way, each in times.items()}
     peer = peers.open_peer(peer_name)
     for name in sizes:
-        if name == BROADCAST:
-            array = np.ones(1 << 28, "float32")
-            ways = {"rankspawn": lambda array=array: comm.broadcast(array)}
-            if peer is not None:
-                ways["peer"] = peer.broadcast(array)
-        else:
-            array = np.ones(NBYTES[name] // 4, "float32")
-            copy = np.empty_like(array)
-            shared = comm.empty(array.size, "float32")
-            shared.fill(1)
-            ways = {
-                "rankspawn": lambda array=array: comm.all_reduce(array, "max"),
-                "shared": lambda shared=shared: comm.all_reduce(shared, "max"),
-                # As much as all ranks have to read and to write, if nothing is moved twice.
-                "copy": lambda copy=copy, array=array: np.copyto(copy, array),
-            }
-            if peer is not None:
-                ways["peer"] = peer.all_reduce(np.ones(array.size, "float32"))
+        ways = ways_of(comm, peer, name)
         found |= time_all(comm.barrier, ways, name)
     if peer is not None:
         peer.close()
