@@ -21,10 +21,11 @@ from benchmarks import page
 from benchmarks.goals import GOALS, SECTIONS
 from benchmarks.judging import judge
 from benchmarks.measurements_file import KEPT, merged, read_measurements, write_measurements
-from benchmarks.needs import missing
-from benchmarks.planning import cases_of, trials_of
+from benchmarks.needs import BEFORE, missing
+from benchmarks.planning import cases_of, cheapest_first, trials_of
 from benchmarks.records import FAILED, Goal, Measurement, Table
-from benchmarks.running import ROOT, Runner, frozen_source, name_of, surroundings_of_a_trial
+from benchmarks.running import ROOT, Runner, name_of, surroundings_of_a_trial
+from benchmarks.sources import earlier_source, frozen_source
 from benchmarks.surroundings import machine
 
 QUICK_MINUTES = 5.0
@@ -57,9 +58,21 @@ def chosen(sections: Sequence[str] | None, quick: bool) -> list[Goal]:
 
 
 def measure(goals: Sequence[Goal], options: argparse.Namespace, began: float) -> list[Measurement]:
-    """Run all that these need and that can run; an interrupted run keeps what it has."""
+    """Run all that these need and that can run."""
+    with frozen_source(options.source) as source, earlier_source(ROOT) as earlier:
+        return measure_with(goals, options, began, source, options.before or earlier)
+
+
+def measure_with(
+    goals: Sequence[Goal],
+    options: argparse.Namespace,
+    began: float,
+    source: Path,
+    before: Path | None,
+) -> list[Measurement]:
+    """With this state of the library and an earlier one; an interrupted run keeps what it has."""
     trials = trials_of(goals)
-    lacking = missing(trials, lambda need: has(need, options.before))
+    lacking = missing(trials, lambda need: has(need, before))
     for need, without in lacking.items():
         print(f"!!!!! SKIPPED, no {need}: {', '.join(map(name_of, without))} !!!!!")
     skipped = {trial for without in lacking.values() for trial in without}
@@ -67,16 +80,16 @@ def measure(goals: Sequence[Goal], options: argparse.Namespace, began: float) ->
     minutes = options.minutes or (QUICK_MINUTES if options.quick else None)
     print(machine(), flush=True)
     measured: list[Measurement] = []
-    with frozen_source(options.source) as source:
-        runner = Runner(source, tell, options.rounds, SLOW_EVERY, before=options.before)
-        if minutes is not None:
-            runner.deadline = began + 60 * minutes
-            runner.slow_every = options.rounds
-        try:
-            for one in runner.run(cases):
-                measured.append(one)
-        finally:
-            keep(measured, options)
+    runner = Runner(source, tell, options.rounds, SLOW_EVERY, before=before, quick=options.quick)
+    if minutes is not None:
+        runner.deadline = began + 60 * minutes
+        runner.slow_every = options.rounds
+        cases = cheapest_first(cases, goals)
+    try:
+        for one in runner.run(cases):
+            measured.append(one)
+    finally:
+        keep(measured, options)
     return measured
 
 
@@ -94,7 +107,7 @@ def has(need: str, before: Path | None) -> bool:
     kind, _, name = need.rpartition(" ")
     if kind == "program":
         return shutil.which(name, path=surroundings_of_a_trial(ROOT)["PATH"]) is not None
-    if kind == "option":
+    if kind == "commit":
         return before is not None
     return importlib.util.find_spec(need) is not None
 
@@ -117,7 +130,11 @@ def read_command_line() -> argparse.Namespace:
     add("--minutes", type=float, help="begin nothing after so long")
     add("--rounds", type=int, default=ROUNDS, help=f"at most ({ROUNDS})")
     add("--keep", action="store_true", help="replace what is kept of all that is measured")
-    add("--before", type=Path, help="the src folder of an older state, to be held against")
+    add(
+        "--before",
+        type=Path,
+        help=f"the src folder of an older state to be held against, if not that of {BEFORE}",
+    )
     add("--out", type=Path, default=ROOT / "build" / "benchmarks")
     add("--source", type=Path, default=ROOT / "src", help="where the library is, if not in src")
     add("--read", type=Path, help="a CSV of an earlier run, in place of a new one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks import costs
 from benchmarks.judging import figures_of
 from benchmarks.records import Goal, Trial
 
@@ -66,3 +67,13 @@ def cases_of(goals: Sequence[Goal], possible: Sequence[Trial]) -> list[Case]:
             seen |= group[trial]
             found.append(Case([one for one in possible if one in group[trial]]))
     return found
+
+
+def cheapest_first(cases: Iterable[Case], goals: Iterable[Goal]) -> list[Case]:
+    """In the order in which a run that has to end in time reaches the most goals."""
+    wanted = set(trials_of(goal for goal in goals if goal.has_goal))
+
+    def place(case: Case) -> tuple[bool, float]:
+        return wanted.isdisjoint(case.trials), sum(map(costs.seconds_of, case.trials))
+
+    return sorted(cases, key=place)

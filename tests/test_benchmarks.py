@@ -5,22 +5,26 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shutil
 import subprocess
+import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+import psutil
 import pytest
 from benchmarks import page
 from benchmarks.goals import GOALS
 from benchmarks.judging import figures_of, judge
 from benchmarks.measurements_file import merged, read_measurements, write_measurements
 from benchmarks.needs import missing, needs
-from benchmarks.planning import Case, cases_of, trials_of
+from benchmarks.planning import Case, cases_of, cheapest_first, trials_of
 from benchmarks.records import FAILED, Figure, Goal, Measurement, Table, Trial
-from benchmarks.running import Runner, TrialError
+from benchmarks.running import OutOfTimeError, Runner, TrialError, end_group
+from benchmarks.sources import earlier_source
 from benchmarks.trials.remote_python import python_with_path
 
 from tests.jobs import DEADLOCK
@@ -151,6 +155,16 @@ class TestPlanning:
         found = [case.trials for case in cases_of(goals, trials_of(goals))]
         assert found == [[OURS, PEER, SLOW], [alone]]
 
+    def test_what_is_short_and_has_a_goal_comes_first(self) -> None:
+        alone = Trial("idle", "rankspawn fork", 4)
+        ray = Trial("engines", "Ray Train", 2)
+        goals = [
+            replace(GOAL, ours=Figure(one), other=None, at_most=limit)
+            for one, limit in ((alone, None), (ray, 1.0), (OURS, 1.0))
+        ]
+        found = cheapest_first(cases_of(goals, trials_of(goals)), goals)
+        assert [case.trials for case in found] == [[OURS], [ray], [alone]]
+
     def test_what_is_missing_is_named(self) -> None:
         assert missing([OURS, SLOW], lambda _: False) == {"torch": [SLOW]}
         assert needs(Trial("engines", "Slurm", 2)) >= {"program srun"}
@@ -164,11 +178,43 @@ class TestPlanning:
         assert figure.median == pytest.approx(1.0)
 
 
+class Clock:
+    """Stands still."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def raise_out_of_time() -> None:
+    raise OutOfTimeError("on purpose")
+
+
+# Leads a group, has a child that hears no SIGINT, and does something before it ends.
+STUBBORN = """
+import pathlib, subprocess, sys, time
+code = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print(flush=True);"
+try:
+    child = subprocess.Popen(
+        [sys.executable, "-c", code + "time.sleep(1000)"], stdout=subprocess.PIPE
+    )
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    time.sleep(1000)
+finally:
+    pathlib.Path({ended!r}).touch()
+"""
+
+
 class Pretended(Runner):
     """Trials that take no time, and the last of them fails."""
 
+    meanwhile: Callable[[], None] = staticmethod(lambda: None)
+
     def run_trial(self, trial: Trial) -> dict[str, float | list[float]]:
         """What is told to take long does not."""
+        self.meanwhile()
         if trial is PEER:
             raise TrialError("on purpose")
         return {"seconds": [1.0, 2.0] if trial is SLOW else 1.0}
@@ -194,6 +240,66 @@ class TestRunning:
         told: list[str] = []
         assert list(self.run(told, deadline=0.0)) == []
         assert len([line for line in told if "no time left" in line]) == 2
+
+    def test_nothing_else_of_a_case_begins_when_the_time_is_over(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        told: list[str] = []
+        clock = Clock()
+        monkeypatch.setattr("benchmarks.running.time", clock)
+        runner = Pretended(Path(), told.append, rounds=3, slow_every=3, deadline=100.0)
+        runner.meanwhile = lambda: setattr(clock, "now", 100.0)
+
+        found = list(runner.run([Case([SLOW, OURS])]))
+
+        # The peer that takes long comes last.
+        assert [one.trial for one in found] == [OURS]
+        assert told[1:] == ["!!! no time left for start: torch spawn, n=8"]
+
+    def test_a_trial_that_is_cut_off_did_not_fail(self) -> None:
+        told: list[str] = []
+        runner = Pretended(Path(), told.append, rounds=1, slow_every=1)
+        runner.meanwhile = raise_out_of_time
+        assert list(runner.run([Case([OURS])])) == []
+        assert told[1:] == ["!!! no time left for start: rankspawn fork, n=8"]
+
+    def test_a_trial_may_end_its_servers_and_leaves_nobody(self, tmp_path: Path) -> None:
+        folder = tmp_path / "ended"
+        code = STUBBORN.format(ended=str(folder))
+        with subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as program:
+            assert program.stdout is not None
+            other = psutil.Process(int(program.stdout.readline()))
+
+            end_group(program)
+
+            assert folder.exists()
+            psutil.wait_procs([other], timeout=DEADLOCK)
+            assert not other.is_running() or other.status() == psutil.STATUS_ZOMBIE
+
+
+class TestEarlierState:
+    def test_it_is_that_of_a_commit(self, tmp_path: Path) -> None:
+        if shutil.which("git") is None:
+            pytest.skip("needs git (Debian: git)")
+        (tmp_path / "src").mkdir()
+        (tmp_path / "src" / "one.py").write_text("old = 1\n")
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        for words in (["init", "-q"], ["add", "src"], [*identity, "commit", "-qm", "old"]):
+            subprocess.run(["git", "-C", str(tmp_path), *words], check=True, timeout=DEADLOCK)
+        (tmp_path / "src" / "one.py").write_text("new = 1\n")
+
+        with earlier_source(tmp_path, "HEAD") as found:
+            assert found is not None
+            assert (found / "one.py").read_text() == "old = 1\n"
+        assert not found.exists()
+        with earlier_source(tmp_path, "0123456") as found:
+            assert found is None
+
+    def test_without_a_repository_there_is_none(self, tmp_path: Path) -> None:
+        with earlier_source(tmp_path) as found:
+            assert found is None
 
 
 def of_run(run: str, one: Measurement) -> Measurement:
