@@ -27,7 +27,7 @@ LIMITS = {
         "::test_a_fork_server_that_was_stopped_does_not_hold_the_end_of_the_program",
         "::test_too_many_shared_descriptors_for_a_fork_server_are_refused",
         "::test_a_fork_server_that_is_still_importing_is_gone",
-        "::test_pages_that_a_copied_rank_touches[forkserver]",
+        "::test_pages_that_a_rank_touches[forkserver]",
         # Its own words for an interpreter that is none: spawn has others.
         "::test_an_executable_that_is_no_python[forkserver-/bin/false]",
         # A fork does not run exit functions where Python has lost what that needs; a fresh
