@@ -42,6 +42,9 @@ def main() -> None:
         page.write_pages(read_measurements(), print)
         return
     goals = chosen(options.only, options.quick)
+    if options.quick:
+        later = [goal for goal in chosen(options.only, quick=False) if not goal.quick]
+        print(f"Left to a longer run:\n{page.left_out(later)}\n")
     measured = read_measurements(options.read) if options.read else measure(goals, options, began)
     table = Table(measured)
     print(page.summary([judge(goal, table) for goal in goals]))

@@ -16,17 +16,19 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What trials and peers need besides those whose versions pyproject.toml names.
-PLAIN = ("cloudpickle psutil", "numpy", "pandas pyarrow", "setuptools")
-GROUPS = ("torch", "paddle", "jax", "ray", "torch-engines", "pools")
-# For Ray Train, and for torch's tests.
-MORE = ("ray[train]", "pytest expecttest hypothesis")
+# Of pyproject.toml, which names the versions.
+GROUPS = (
+    *("measured-with", "torch", "paddle", "jax", "ray", "torch-engines", "pools"),
+    "tests-of-torch",
+)
+# What Ray Train needs besides the ray that is there by then.
+MORE = ("ray[train]",)
 
 
 def packages() -> list[str]:
     """One after the other: torchrunx takes the torch that is there, not the newest one."""
     pinned = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-    return [*PLAIN, *(" ".join(pinned[group]) for group in GROUPS), *MORE]
+    return [*(" ".join(pinned[group]) for group in GROUPS), *MORE]
 
 
 def main() -> int:

@@ -34,3 +34,9 @@ def loads(rows: Iterable[Measurement]) -> str:
         return ""
     low, high = f"{min(values):.1f}", f"{max(values):.1f}"
     return low if low == high else f"{low} to {high}"
+
+
+def peers(rows: Iterable[Measurement]) -> str:
+    """A sentence: which versions of others took part."""
+    found = {each for row in rows for each in row.versions.split(", ") if each}
+    return f"Beside: {', '.join(sorted(found))}." if found else "Beside nobody."

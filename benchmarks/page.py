@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.goals import GOALS, ending, machines, starting, talking, values, waiting
 from benchmarks.imports import import_table
 from benchmarks.judging import Line, figure_words, judge
-from benchmarks.markdown import loads, markdown, when
+from benchmarks.markdown import loads, markdown, peers, when
 from benchmarks.records import Goal, Measurement, Table
 from benchmarks.small_tables import small_tables
 
@@ -35,7 +35,17 @@ def parts(measured: Sequence[Measurement]) -> dict[str, str]:
     """Every part that is made from these, by its name."""
     table = Table(measured)
     lines = [judge(goal, table) for goal in GOALS if goal.section in _TITLES]
-    return {"goals": goals_part(lines), "imports": import_table(measured), **small_tables(table)}
+    return {
+        "goals": goals_part(lines),
+        "left to a longer run": left_out(GOALS),
+        "imports": import_table(measured),
+        **small_tables(table),
+    }
+
+
+def left_out(goals: Sequence[Goal]) -> str:
+    """The goals that a quick run has no time for, each by its name."""
+    return "\n".join(f"- {goal.what}" for goal in goals if goal.has_goal and not goal.quick)
 
 
 def goals_part(lines: Sequence[Line]) -> str:
@@ -48,6 +58,7 @@ def goals_part(lines: Sequence[Line]) -> str:
     texts = [
         f"{count}, {unknown} were not measured.",
         when(row for line in lines for row in line.rows),
+        peers(row for line in lines for row in line.rows),
     ]
     for section, title in _TITLES.items():
         own = [line for line in lines if line.goal.section == section]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from benchmarks.figures import per_round, spread
-from benchmarks.goals import troubles, values, waiting
+from benchmarks.goals import forks, troubles, values, waiting
 from benchmarks.markdown import markdown, when
 from benchmarks.records import Figure, Measurement, Table, Trial
 
@@ -20,6 +20,7 @@ def small_tables(table: Table) -> dict[str, str]:
         "launchers": _launchers(table),
         "trouble": _trouble(table),
         "regrouping": _regrouping(table),
+        "forks": _forks(table),
     }
 
 
@@ -69,6 +70,33 @@ def _regrouping(table: Table) -> str:
     headings = ("trouble", "`rankrun`, s", "`torchrun`, s (torch 2.13.0)")
     known = (waiting.REGROUP, waiting.LAUNCHER, torchrun)
     return f"{markdown(headings, cells)}\n\n{when(_rows(table, known))}"
+
+
+def _forks(table: Table) -> str:
+    """What a fork touches, and how much less it is without each part of ours."""
+    named = {
+        "a bare fork that leaves at once": forks.BARE,
+        "`multiprocessing`": forks.MULTIPROCESSING,
+        "rankspawn": forks.OURS,
+        **{f"without {trial.kind}": trial for trial in forks.WITHOUT},
+    }
+    whole = _median(table, forks.OURS, "pages")
+    cells = []
+    for name, trial in named.items():
+        pages, cpu = _median(table, trial, "pages"), _median(table, trial, "cpu")
+        if pages is None or cpu is None or whole is None:
+            cells.append((name, "not measured", "", ""))
+        else:
+            saved = f"{whole - pages:+.0f}" if trial.kind else ""
+            cells.append((name, f"{pages:.0f}", saved, f"{1e3 * cpu:.2f} ms"))
+    headings = ("one of 32 forks", "pages", "fewer pages", "CPU")
+    rows = [row for trial in named.values() for row in table.rows(Figure(trial, "pages"))]
+    return f"{markdown(headings, cells)}\n\n{when(rows)}"
+
+
+def _median(table: Table, trial: Trial, metric: str) -> float | None:
+    known = spread(table.rounds(trial, metric).values())
+    return None if known is None else known.median
 
 
 def _beside(table: Table, trial: Trial | None, ours: Trial | None) -> str:

@@ -17,7 +17,7 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 from benchmarks import page
-from benchmarks.goals import GOALS
+from benchmarks.goals import GOALS, machines, talking, waiting
 from benchmarks.judging import figures_of, judge
 from benchmarks.measurements_file import merged, read_measurements, write_measurements
 from benchmarks.needs import missing, needs
@@ -25,6 +25,7 @@ from benchmarks.planning import Case, cases_of, cheapest_first, trials_of
 from benchmarks.records import FAILED, Figure, Goal, Measurement, Table, Trial
 from benchmarks.running import OutOfTimeError, Runner, TrialError, end_group
 from benchmarks.sources import earlier_source
+from benchmarks.trials import meeting
 from benchmarks.trials.remote_python import python_with_path
 
 from tests.jobs import DEADLOCK
@@ -71,6 +72,13 @@ class TestGoals:
         folder = ROOT / "benchmarks" / "trials"
         assert {name for name in scripts if not (folder / f"{name}.py").exists()} == set()
 
+    def test_a_quick_run_has_these_sections_whole_and_names_the_rest(self) -> None:
+        wanted = [goal for goal in GOALS if goal.has_goal]
+        whole = {waiting.SECTION, talking.SECTION, machines.SECTION}
+        assert all(goal.quick for goal in wanted if goal.section in whole)
+        later = page.left_out(GOALS).splitlines()
+        assert later == [f"- {goal.what}" for goal in wanted if not goal.quick]
+
     def test_what_is_missed_says_so(self) -> None:
         table = Table([measured(OURS, 2.0), measured(PEER, 1.0)])
         assert judge(GOAL, table).verdict == "MISSED"
@@ -107,6 +115,25 @@ class TestTrials:
         )
 
         assert done.stdout == "found\n"
+
+    def test_processes_that_meet_are_known_and_one_is_the_first(self, tmp_path: Path) -> None:
+        code = (
+            "from benchmarks.trials import meeting; import sys; print(meeting.arrive(sys.argv[1]))"
+        )
+        environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+        running = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, str(tmp_path)],
+                env=environ,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for _ in range(3)
+        ]
+        told = [one.communicate(timeout=DEADLOCK)[0].strip() for one in running]
+
+        assert sorted(told) == ["False", "False", "True"]
+        assert sorted(meeting.arrived(str(tmp_path))) == sorted(one.pid for one in running)
 
 
 class TestKeeping:

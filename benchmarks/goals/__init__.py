@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from benchmarks.goals import curves, ending, machines, starting, talking, troubles, values, waiting
+from benchmarks.goals import (
+    curves,
+    ending,
+    forks,
+    machines,
+    starting,
+    talking,
+    troubles,
+    values,
+    waiting,
+)
 from benchmarks.records import Goal
 
-_MODULES = (waiting, starting, values, ending, talking, machines, troubles, curves)
+_MODULES = (waiting, starting, forks, values, ending, talking, machines, troubles, curves)
 GOALS: list[Goal] = [goal for module in _MODULES for goal in module.GOALS]
 SECTIONS = [module.SECTION for module in _MODULES]

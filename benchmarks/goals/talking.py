@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.records import Figure, Goal, Trial
 
 SECTION = "talk"
@@ -25,8 +27,7 @@ def _ahead(peer: str, ranks: int, task: str, wanted: float, way: str = "rankspaw
     shared = ", from comm.empty()" if way == "shared" else ""
     ours, other = _pair(peer, ranks, task, way)
     what = f"{task}{shared}, {ranks} ranks: {peer}"
-    quick = peer == "torch" or ranks == 2 or peer == "MPI"
-    return Goal(SECTION, what, "faster", ours, other, at_least=wanted, quick=quick)
+    return Goal(SECTION, what, "faster", ours, other, at_least=wanted)
 
 
 def _beside_torch(ranks: int) -> list[Goal]:
@@ -45,7 +46,9 @@ def _beside_torch(ranks: int) -> list[Goal]:
             at_most=1.5,
         ),
     ]
+    found += [_over_copies(f"all-reduce {size}", ranks) for size in ("1 MiB", "64 MiB")]
     if ranks == 2:
+        found.append(_over_copies("broadcast 1 GiB", ranks))
         found.append(_ahead("torch", ranks, "all-reduce 256 MiB", 2.5))
         found.append(_ahead("torch", ranks, "all-reduce 256 MiB", 6, "shared"))
         found.append(_ahead("torch", ranks, "broadcast 1 GiB", 5))
@@ -64,7 +67,22 @@ def _barrier(ranks: int) -> Goal:
 def _busy(ranks: int) -> Goal:
     figure = Figure(_trial("multiprocessing", ranks, "busy"), "barrier: rankspawn")
     what = f"barrier, {ranks} ranks on one CPU beside 3 busy loops"
-    return Goal(SECTION, what, "value", figure, unit="ms", at_most=1, quick=ranks == 2)
+    return Goal(SECTION, what, "value", figure, unit="ms", at_most=1)
+
+
+def _turns_of_the_kernel(ranks: int) -> Goal:
+    """What no barrier of processes that sleep can be faster than."""
+    ours = Figure(_trial("multiprocessing", ranks, "barrier"), "barrier: rankspawn")
+    bare = Figure(Trial("hand_over", "bare fork", ranks, slow=True))
+    what = f"barrier, {ranks} ranks: over bare processes that meet at an eventfd"
+    return Goal(SECTION, what, "slower", ours, bare)
+
+
+def _over_copies(task: str, ranks: int, way: str = "rankspawn") -> Goal:
+    """As much as all ranks have to read and to write, without a word between them."""
+    ours, _ = _pair("torch", ranks, task, way)
+    what = f"{task}, {ranks} ranks: one copy of it by each that gets it"
+    return Goal(SECTION, what, "slower", ours, replace(ours, metric=f"{task}: copy"))
 
 
 def _beside(peer: str, ranks: int) -> list[Goal]:
@@ -89,6 +107,7 @@ def _step(ranks: int) -> Goal:
 
 GOALS = [
     *map(_barrier, RANKS),
+    *map(_turns_of_the_kernel, RANKS),
     *map(_busy, RANKS),
     *(goal for ranks in RANKS for goal in _beside_torch(ranks)),
     *(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.trials import meeting
 
-_SLEEP = "import time; open({!r}, 'x').write('0\\n'); time.sleep(1000)"
+_SLEEP = "import time; open({!r}, 'x').close(); time.sleep(1000)"
 # They are asleep some time after they said that they are about to be.
 _SETTLE_SECONDS = 0.5
 
@@ -50,7 +50,7 @@ def fork_and_leave(nprocs: int) -> None:
 def _start_fork(path: str) -> int:
     pid = os.fork()
     if pid == 0:
-        Path(path).write_text("0\n")
+        Path(path).touch()
         while True:
             signal.pause()
     return pid

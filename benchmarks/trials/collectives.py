@@ -27,6 +27,8 @@ REPEATS = {"barrier": 200, "4 KiB": 100, "64 KiB": 50, "1 MiB": 10}
 ROUNDS = {"64 MiB": 5, "40 MB": 5, "256 MiB": 3, "1 GiB": 2, BROADCAST: 3}
 MOST_ROUNDS = 9
 PROGRAMS = 3
+# In a run of some minutes, for all alike.
+QUICK_ROUNDS, QUICK_SHARE = 4, 5
 
 
 def sizes_of(peer: str, task: str, nprocs: int) -> tuple[str, ...]:
@@ -37,16 +39,19 @@ def sizes_of(peer: str, task: str, nprocs: int) -> tuple[str, ...]:
     return ("4 KiB", "1 MiB", "40 MB")
 
 
-def rounds_of(task: str) -> tuple[int, int]:
+def rounds_of(task: str, quick: bool) -> tuple[int, int]:
     """How many rounds, and how often in each."""
-    return ROUNDS.get(task, MOST_ROUNDS), REPEATS.get(task, 1)
+    rounds, repeats = ROUNDS.get(task, MOST_ROUNDS), REPEATS.get(task, 1)
+    if quick:
+        return min(rounds, QUICK_ROUNDS), max(1, repeats // QUICK_SHARE)
+    return rounds, repeats
 
 
-def time_all(meet: object, ways: dict, name: str) -> dict:  # type: ignore[type-arg]
+def time_all(meet: object, ways: dict, name: str, quick: bool) -> dict:  # type: ignore[type-arg]
     """Runs in every rank: metrics of one size."""
     from benchmarks.trials.turns import in_turns
 
-    found = in_turns(meet, ways, *rounds_of(name))  # type: ignore[arg-type]
+    found = in_turns(meet, ways, *rounds_of(name, quick))  # type: ignore[arg-type]
     task = name if name == BROADCAST else f"all-reduce {name}"
     return {f"{task}: {way}": each for way, each in found.items()}
 
@@ -81,7 +86,7 @@ def ways_of(comm, peer, name) -> dict:  # type: ignore[no-untyped-def, type-arg]
     return ways
 
 
-def compare(barrier, peer_name, sizes, cpu) -> dict:  # type: ignore[no-untyped-def, type-arg]
+def compare(barrier, peer_name, sizes, cpu, quick) -> dict:  # type: ignore[no-untyped-def, type-arg]
     """Runs in every rank: the seconds of each round of each way of each task."""
     import os
 
@@ -101,7 +106,7 @@ def compare(barrier, peer_name, sizes, cpu) -> dict:  # type: ignore[no-untyped-
     peer = peers.open_peer(peer_name)
     for name in sizes:
         ways = ways_of(comm, peer, name)
-        found |= time_all(comm.barrier, ways, name)
+        found |= time_all(comm.barrier, ways, name, quick)
     if peer is not None:
         peer.close()
     return found
@@ -131,7 +136,7 @@ if __name__ == "__main__":
     Figures = dict[str, list[float]]
     LOOPS = 3
 
-    def in_mpi(sizes: list[str]) -> None:
+    def in_mpi(quick: bool, sizes: list[str]) -> None:
         """Runs in every rank of MPI; the first one prints what it found."""
         import numpy as np
 
@@ -141,35 +146,41 @@ if __name__ == "__main__":
         found: Figures = {}
         for name in sizes:
             array = np.ones(NBYTES[name] // 4, "float32")
-            found |= time_all(peer.barrier, {"peer": peer.all_reduce(array)}, name)
+            ways = {"peer": peer.all_reduce(array)}
+            found |= time_all(peer.barrier, ways, name, quick)
         if peer.rank == 0:
             print(json.dumps(found))
 
-    def beside_mpi(nprocs: int, sizes: tuple[str, ...]) -> Figures:
+    def beside_mpi(nprocs: int, sizes: tuple[str, ...], quick: bool) -> Figures:
         """Programs in turns."""
         # Without a CPU for each rank, MPI has to be told to let others run.
         mpirun = ["mpirun", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
         options = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        this = [sys.executable, __file__, "--in-mpi", *sizes]
+        this = [sys.executable, __file__, "--in-mpi", "quick" if quick else "", *sizes]
         line = [*mpirun, *options, "-n", str(nprocs), *this]
         found: Figures = {}
-        for _ in range(PROGRAMS):
-            each = ours(None, "none", sizes, nprocs)
+        for _ in range(1 if quick else PROGRAMS):
+            each = ours(None, "none", sizes, nprocs, quick)
             done = subprocess.run(line, check=True, capture_output=True, text=True)
             for metric, rounds in (each | json.loads(done.stdout)).items():
                 found.setdefault(metric, []).extend(rounds)
         return found
 
     def ours(
-        barrier: Any, peer: str, sizes: tuple[str, ...], nprocs: int, cpu: int | None = None
+        barrier: Any,
+        peer: str,
+        sizes: tuple[str, ...],
+        nprocs: int,
+        quick: bool,
+        cpu: int | None = None,
     ) -> Figures:
         """What rank 0 found."""
-        arguments = (barrier, peer, sizes, cpu)
+        arguments = (barrier, peer, sizes, cpu, quick)
         context = rankspawn.spawn(compare, args=arguments, nprocs=nprocs, backend="gloo")
         found: Figures = context.results()[0]
         return found
 
-    def busy(barrier: Any, nprocs: int) -> Figures:
+    def busy(barrier: Any, nprocs: int, quick: bool) -> Figures:
         """All on one CPU, beside busy loops: who waits awake there waits for the others' turns."""
         cpu = min(os.sched_getaffinity(0))
         context = multiprocessing.get_context("spawn")
@@ -177,7 +188,7 @@ if __name__ == "__main__":
         for one in loops:
             one.start()
         try:
-            return ours(barrier, "none", (), nprocs, cpu)
+            return ours(barrier, "none", (), nprocs, quick, cpu)
         finally:
             for one in loops:
                 one.kill()
@@ -185,15 +196,16 @@ if __name__ == "__main__":
     def measure(trial: Mapping[str, Any]) -> Figures:
         """All tasks of one peer."""
         peer, nprocs, task = trial["contender"], trial["nprocs"], trial["kind"]
+        quick = trial["quick"]
         sizes = sizes_of(peer, task, nprocs)
         if peer == "MPI":
-            return beside_mpi(nprocs, sizes)
+            return beside_mpi(nprocs, sizes, quick)
         barrier = multiprocessing.get_context("spawn").Barrier(nprocs)
         if task == "busy":
-            return busy(barrier, nprocs)
-        return ours(barrier, peer.lower(), sizes, nprocs)
+            return busy(barrier, nprocs, quick)
+        return ours(barrier, peer.lower(), sizes, nprocs, quick)
 
     if sys.argv[1] == "--in-mpi":
-        in_mpi(sys.argv[2:])
+        in_mpi(bool(sys.argv[2]), sys.argv[3:])
     else:
         frame.run(measure)

@@ -34,14 +34,14 @@ if __name__ == "__main__":
     from benchmarks.trials.stopwatch import timed
     from rankspawn.cluster import Local, Ray, Slurm, Ssh
 
-    ROUNDS = 5
+    ROUNDS, QUICK_ROUNDS = 5, 2
     Figures = dict[str, list[float]]
 
     def measure_in_turns(engine: Any, bare: Callable[[], object], nprocs: int = 1) -> Figures:
         """One round before does not count."""
         options: dict[str, Any] = {"backend": "gloo", "cluster": engine}
         found: Figures = {"bare": [], "ours": [], "noticed": []}
-        for _ in range(ROUNDS + 1):
+        for _ in range(rounds + 1):
             found["bare"].append(timed(bare))
             start = lambda: rankspawn.spawn(do_nothing, nprocs=nprocs, **options)  # noqa: E731
             found["ours"].append(timed(start))
@@ -128,7 +128,7 @@ if __name__ == "__main__":
             scaling = train.ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD")
             trainers.TorchTrainer(lambda: None, scaling_config=scaling).fit()
 
-        return {"ours": [timed(fit) for _ in range(3)][1:]}
+        return {"ours": [timed(fit) for _ in range(2 if is_quick else 3)][1:]}
 
     def torchrunx() -> Figures:
         """Its own launcher on the same two hosts, which it reads from ssh's configuration."""
@@ -146,7 +146,7 @@ if __name__ == "__main__":
                 ssh_config_file=config,
                 backend="gloo",
             )
-            return {"ours": [timed(lambda: one.run(do_nothing)) for _ in range(2)]}
+            return {"ours": [timed(lambda: one.run(do_nothing)) for _ in range(rounds // 2)]}
 
     MEASURES: dict[str, Callable[[], Figures]] = {
         "Local": local,
@@ -157,8 +157,13 @@ if __name__ == "__main__":
         "torchrunx": torchrunx,
     }
 
+    rounds, is_quick = ROUNDS, False
+
     def measure(trial: Mapping[str, Any]) -> Figures:
         """One engine, or a peer."""
+        global rounds, is_quick  # noqa: PLW0603 - one trial is all that this program does
+        is_quick = trial["quick"]
+        rounds = QUICK_ROUNDS if is_quick else ROUNDS
         return MEASURES[trial["contender"]]()
 
     frame.run(measure)

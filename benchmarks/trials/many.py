@@ -1,45 +1,71 @@
-"""Up to thousands of ranks on one machine: start to end, and the parent's memory meanwhile."""
+"""Up to thousands of ranks on one machine: start to end, or all of them there at the same time."""
 
 
 def do_nothing() -> None:
     """Runs in the worker."""
 
 
+def wait(folder: str) -> None:
+    """Runs in the worker."""
+    from benchmarks.trials import meeting
+
+    meeting.arrive_and_wait(folder)
+
+
 if __name__ == "__main__":
+    import os
+    import tempfile
     from collections.abc import Mapping
     from pathlib import Path
     from typing import Any
 
     import rankspawn
-    from benchmarks.trials import frame
+    from benchmarks.trials import frame, meeting
     from benchmarks.trials.stopwatch import timed
+    from benchmarks.trials.watching import is_running
 
-    def own_memory() -> int:
-        """Bytes of this process that it shares with no other: what a group costs it."""
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    def resident() -> int:
+        """Bytes of this process in memory, with what it shares with its copies."""
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+            if line.startswith("Rss:"):
+                return 1024 * int(line.split()[1])
+        raise RuntimeError("this system does not tell how much memory is in use")
+
+    def start(trial: Mapping[str, Any], *args: Any) -> Any:
+        """Some ranks; first one, untimed."""
+        own = {"backend": "gloo", "start_method": trial["contender"].split()[1]}
+        rankspawn.spawn(do_nothing, nprocs=1, **own)
+        before = resident()
+        func = wait if args else do_nothing
+        begin = lambda: rankspawn.spawn(  # noqa: E731
+            func, args=args, nprocs=trial["nprocs"], join=False, **own
+        )
+        return begin, before
+
+    def start_and_end(trial: Mapping[str, Any]) -> dict[str, float]:
+        """Ranks that return at once."""
+        begin, _ = start(trial)
+        return {"seconds": timed(lambda: begin().join())}
+
+    def hold(trial: Mapping[str, Any]) -> dict[str, float]:
+        """Ranks that wait until all are there: how many, and what they cost this process."""
+        nprocs = trial["nprocs"]
+        with tempfile.TemporaryDirectory() as folder:
+            begin, before = start(trial, folder)
+            meeting.name_gate(folder)
+            context = begin()
+            gate = meeting.open_gate(folder)
+            try:
+                pids = meeting.wait_for_all(folder, nprocs)
+                held = sum(map(is_running, pids))
+                used = max(0, resident() - before)
+            finally:
+                os.close(gate)
+            context.join()
+        return {"held": float(held), "bytes_per_rank": used / nprocs}
 
     def measure(trial: Mapping[str, Any]) -> dict[str, float]:
-        """One worker untimed; memory with all workers there, over that with one."""
-        method, nprocs = trial["contender"].split()[1], trial["nprocs"]
-
-        def start(nprocs: int, **options: Any) -> Any:
-            return rankspawn.spawn(
-                do_nothing, nprocs=nprocs, backend="gloo", start_method=method, **options
-            )
-
-        start(1)
-        before = own_memory()
-        context: Any = None
-
-        def start_and_join() -> None:
-            nonlocal context
-            context = start(nprocs, join=False)
-            context.join()
-
-        seconds = timed(start_and_join)
-        # The context is still there, with all that it knows of its ranks.
-        assert len(context.pids()) == nprocs
-        return {"seconds": seconds, "bytes_per_rank": max(0, own_memory() - before) / nprocs}
+        """One of both."""
+        return hold(trial) if trial["kind"] == "held" else start_and_end(trial)
 
     frame.run(measure)

@@ -16,28 +16,26 @@ _LOOK_SECONDS = 0.005
 # Everybody has met and is asleep again before the moment that is timed.
 _SETTLE_SECONDS = 0.3
 _READY = "ready-"
+_FIRST = "first"
 _MOMENT = "moment"
 _GATE = "gate"
 
 
-def arrive(folder: str) -> int:
-    """Take the next free number, and leave this process's id under it."""
-    number = 0
-    while True:
-        try:
-            with open(f"{folder}/{_READY}{number}", "x") as file:
-                file.write(f"{os.getpid()}\n")
-        except FileExistsError:
-            number += 1
-        else:
-            return number
+def arrive(folder: str) -> bool:
+    """Leave this process's id; True for the one who was the first."""
+    # Not the next free number: thousands would look for theirs for seconds.
+    open(f"{folder}/{_READY}{os.getpid()}", "x").close()
+    try:
+        open(f"{folder}/{_FIRST}", "x").close()
+    except FileExistsError:
+        return False
+    return True
 
 
 def arrived(folder: str) -> list[int]:
     """The process ids of those who have arrived."""
-    names = [name for name in os.listdir(folder) if name.startswith(_READY)]
-    texts = [_read(f"{folder}/{name}") for name in names]
-    return [int(text) for text in texts if text.endswith("\n")]
+    names = os.listdir(folder)
+    return [int(name.removeprefix(_READY)) for name in names if name.startswith(_READY)]
 
 
 def wait_for_all(folder: str, nprocs: int, alive: object = None) -> list[int]:
@@ -53,7 +51,7 @@ def wait_for_all(folder: str, nprocs: int, alive: object = None) -> list[int]:
 def meet(folder: str, nprocs: int) -> float:
     """Return in all workers at the same moment, and that moment (monotonic seconds)."""
     moment = f"{folder}/{_MOMENT}"
-    if arrive(folder) == 0:
+    if arrive(folder):
         wait_for_all(folder, nprocs)
         # Written under another name first: the others must not read half of it.
         with open(f"{moment}.draft", "x") as file:
@@ -68,7 +66,17 @@ def meet(folder: str, nprocs: int) -> float:
 
 def make_gate(folder: str) -> int:
     """Make what :func:`arrive_and_wait` waits at; whoever closes the descriptor opens it."""
+    name_gate(folder)
+    return open_gate(folder)
+
+
+def name_gate(folder: str) -> None:
+    """Make the gate alone: whoever arrives waits until it is opened and closed."""
     os.mkfifo(f"{folder}/{_GATE}")
+
+
+def open_gate(folder: str) -> int:
+    """What keeps it shut; only after all forks, or each copy of this process keeps it shut, too."""
     # For both directions, because a writer alone would have to wait for the first reader.
     return os.open(f"{folder}/{_GATE}", os.O_RDWR)
 

@@ -23,7 +23,7 @@ def fail_or_sleep(*args) -> None:  # type: ignore[no-untyped-def]
     from benchmarks.trials import meeting
 
     folder, nprocs = args[-2:]
-    if meeting.arrive(folder) == 0:
+    if meeting.arrive(folder):
         meeting.wait_for_all(folder, nprocs)
         time.sleep(0.5)  # the others fall asleep
         with open(f"{folder}/failed", "w") as file:

@@ -3,7 +3,7 @@
 One model of 10 million parameters for each way, in the same ranks; steps take turns.
 """
 
-WIDTH, BATCH, ROUNDS = 1826, 64, 9
+WIDTH, BATCH, ROUNDS, QUICK_ROUNDS = 1826, 64, 9, 5
 OPTIONS = {
     "plain": {},
     "bucket view": {"gradient_as_bucket_view": True},
@@ -11,7 +11,7 @@ OPTIONS = {
 }
 
 
-def compare() -> dict:  # type: ignore[type-arg]
+def compare(rounds: int) -> dict:  # type: ignore[type-arg]
     """Runs in every rank: the seconds of each step of each way."""
     from importlib import import_module
 
@@ -46,7 +46,7 @@ def compare() -> dict:  # type: ignore[type-arg]
     for name, options in OPTIONS.items():
         steps[name] = step_of(parallel.DistributedDataParallel(model(), **options))
     # torch's finds its buckets in the first ones.
-    found = in_turns(comm.barrier, steps, ROUNDS, warm_up=3)
+    found = in_turns(comm.barrier, steps, rounds, warm_up=3)
     dist.destroy_process_group()
     return found
 
@@ -61,7 +61,8 @@ if __name__ == "__main__":
 
     def measure(trial: Mapping[str, Any]) -> dict[str, list[float]]:
         """Under ``DDP`` those of torch's options that are the fastest in the middle."""
-        context = rankspawn.spawn(compare, nprocs=trial["nprocs"], backend="gloo")
+        rounds = QUICK_ROUNDS if trial["quick"] else ROUNDS
+        context = rankspawn.spawn(compare, args=(rounds,), nprocs=trial["nprocs"], backend="gloo")
         found: dict[str, list[float]] = context.results()[0]
         best = min(OPTIONS, key=lambda name: statistics.median(found[name]))
         return {**found, "DDP": found[best]}
