@@ -10,7 +10,7 @@ NPROCS = (2, 8, 32)
 # Not the frameworks: they take so long that a single moment does not matter.
 TRIES = 3
 MANY = (250, 500, 1000, 2000)
-FAILING = (125, 250, 500, 1000, 2000)
+FAILING = (250, 500, 1000, 2000)
 
 
 def _start(contender: str, nprocs: int) -> Figure:
