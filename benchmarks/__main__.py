@@ -22,7 +22,7 @@ from benchmarks.goals import GOALS, SECTIONS
 from benchmarks.judging import judge
 from benchmarks.measurements_file import KEPT, merged, read_measurements, write_measurements
 from benchmarks.needs import BEFORE, missing
-from benchmarks.planning import cases_of, cheapest_first, trials_of
+from benchmarks.planning import Case, cases_of, cheapest_first, trials_of
 from benchmarks.records import FAILED, Goal, Measurement, Table
 from benchmarks.running import ROOT, Runner, name_of, surroundings_of_a_trial
 from benchmarks.sources import earlier_source, frozen_source
@@ -32,6 +32,7 @@ QUICK_MINUTES = 5.0
 # A slow trial runs in the first round, and in each so many after it.
 SLOW_EVERY = 3
 ROUNDS = 7
+LONGEST = 20
 
 
 def main() -> None:
@@ -93,7 +94,15 @@ def measure_with(
             measured.append(one)
     finally:
         keep(measured, options)
+        tell_longest(cases)
     return measured
+
+
+def tell_longest(cases: Sequence[Case]) -> None:
+    """Where the time went: what ``costs`` should know."""
+    known = sorted(((took, name_of(t)) for case in cases for t, took in case.seconds.items()))
+    for took, name in known[: -LONGEST - 1 : -1]:
+        tell(f"{took:6.1f} s {name}")
 
 
 def keep(measured: Sequence[Measurement], options: argparse.Namespace) -> None:

@@ -18,12 +18,13 @@ class Case:
         trials: All of them.
         rounds_done: How often they were run.
         spent: Seconds that it took.
+        seconds: What each trial took the last time.
     """
 
     trials: list[Trial]
     rounds_done: int = 0
     spent: float = 0.0
-    _seconds: dict[Trial, float] = field(default_factory=dict)
+    seconds: dict[Trial, float] = field(default_factory=dict)
 
     def due(self, number: int, slow_every: int) -> list[Trial]:
         """Those of this round."""
@@ -34,13 +35,13 @@ class Case:
 
     def note(self, trial: Trial, seconds: float) -> None:
         """What a trial took."""
-        self._seconds[trial] = seconds
+        self.seconds[trial] = seconds
         self.spent += seconds
 
     @property
     def next_seconds(self) -> float:
         """How long another round takes, of those that are not slow if there are any."""
-        return sum(self._seconds.get(trial, 0.0) for trial in self.due(1, 2))
+        return sum(self.seconds.get(trial, 0.0) for trial in self.due(1, 2))
 
 
 def trials_of(goals: Iterable[Goal]) -> list[Trial]:

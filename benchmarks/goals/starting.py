@@ -46,6 +46,7 @@ def _beside_others() -> list[Goal]:
             _start("rankspawn spawn", 8),
             _start(peer, 8),
             at_least=wanted.get(peer),
+            quick=peer not in wanted,
         )
         for peer in peers
     ]

@@ -50,10 +50,11 @@ GOALS = [
     _beside(f"{TEST}: torch's MultiProcessTestCase", WARM, TORCH_CASE, at_least=10),
     _in(f"{TEST}, the module imports torch", WITH_TORCH, "ms", 150),
     _in(f'{SECOND}, preload="main"', MAIN, "ms", 60),
-    _beside(f'{SECOND}, preload="main": spawn', MAIN, EVERY),
+    replace(_beside(f'{SECOND}, preload="main": spawn', MAIN, EVERY), quick=False),
     Goal(
         *(SECTION, f'{SECOND}, preload="main": over bare copies', "slower"),
         *(Figure(MAIN), Figure(COPIES)),
+        quick=False,
     ),
     _in("rankrun, 2 workers, an empty script", LAUNCH, "ms", 55),
     Goal(

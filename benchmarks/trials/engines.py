@@ -146,7 +146,8 @@ if __name__ == "__main__":
                 ssh_config_file=config,
                 backend="gloo",
             )
-            return {"ours": [timed(lambda: one.run(do_nothing)) for _ in range(rounds // 2)]}
+            launches = 2 if is_quick else 3
+            return {"ours": [timed(lambda: one.run(do_nothing)) for _ in range(launches)][1:]}
 
     MEASURES: dict[str, Callable[[], Figures]] = {
         "Local": local,
