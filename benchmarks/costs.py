@@ -13,12 +13,11 @@ _OF_SCRIPTS = {
     "collectives": 8.0,
     "engines": 6.0,
     "idle": 12.0,
-    "many": 4.0,
     "memory": 4.0,
     "preload_main": 8.0,
     "regrouping": 5.0,
     "results": 2.0,
-    "teardown": 3.0,
+    "teardown": 2.0,
     "tests_with_ranks": 4.0,
     "torch_ranks": 12.0,
     "training_step": 12.0,
@@ -40,7 +39,12 @@ _OF_CONTENDERS = {
 }
 
 
+# Where there are up to thousands.
+_OF_EACH_RANK = {"many": 0.003, "teardown": 0.006}
+
+
 def seconds_of(trial: Trial) -> float:
     """Of one run of it."""
     known = _OF_CONTENDERS.get((trial.script, trial.contender))
-    return known if known is not None else _OF_SCRIPTS.get(trial.script, 1.5)
+    seconds = known if known is not None else _OF_SCRIPTS.get(trial.script, 1.0)
+    return seconds + trial.nprocs * _OF_EACH_RANK.get(trial.script, 0.0)
