@@ -241,11 +241,11 @@ PAGES = {
 }
 OF_OTHER_PYTHONS = {"fork": 750, "forkserver": 950, "spawn": 1000}
 # System calls of a rank (55, 67, and 606 beyond a bare interpreter's); and for each of them those
-# of the parent (40 to 46, 46 to 49, 58 to 63), which is woken more or less often, and of the server
-# (12 to 16).
+# of the parent (40 to 46, 46 to 49, 54 to 63) and of the server (12 to 16). The first are the same
+# in each run; the others have a third of room: both are woken more often on a busy machine.
 CALLS = {"fork": 58, "forkserver": 70, "spawn": 630}
-OF_THE_PARENT = {"fork": 50, "forkserver": 53, "spawn": 68}
-OF_THE_SERVER = 18
+OF_THE_PARENT = {"fork": 62, "forkserver": 66, "spawn": 82}
+OF_THE_SERVER = 24
 # Modules of the parent: ours, and those that a bare interpreter has not.
 OURS, OTHERS = 57, 90
 
