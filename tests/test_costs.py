@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from operator import le
 from pathlib import Path
 from typing import Any
 
@@ -233,13 +234,13 @@ if __name__ == "__main__":
 ALONE = ("-S",)
 BARE_PAGES = "import resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)"
 # Pages that a rank touches, or has copied, until its function runs; of a fresh interpreter those
-# beyond a bare one's. Each is five percent above the most that was seen when this was written.
+# beyond a bare one's. Each is ten percent above the most that was seen when this was written.
 PAGES = {
-    (3, 11): {"fork": 635, "forkserver": 730, "spawn": 540},
-    (3, 12): {"fork": 565, "forkserver": 675, "spawn": 615},
-    (3, 13): {"fork": 595, "forkserver": 720, "spawn": 710},
+    (3, 11): {"fork": 640, "forkserver": 1070, "spawn": 530},
+    (3, 12): {"fork": 565, "forkserver": 670, "spawn": 535},
+    (3, 13): {"fork": 590, "forkserver": 720, "spawn": 640},
 }
-OF_OTHER_PYTHONS = {"fork": 750, "forkserver": 950, "spawn": 1000}
+OF_OTHER_PYTHONS = {"fork": 750, "forkserver": 1150, "spawn": 1000}
 # System calls of a rank (55, 67, and 606 beyond a bare interpreter's); and for each of them those
 # of the parent (40 to 46, 46 to 49, 54 to 63) and of the server (12 to 16). The first are the same
 # in each run; the others have a third of room: both are woken more often on a busy machine.
@@ -248,6 +249,14 @@ OF_THE_PARENT = {"fork": 62, "forkserver": 66, "spawn": 82}
 OF_THE_SERVER = 24
 # Modules of the parent: ours, and those that a bare interpreter has not.
 OURS, OTHERS = 57, 90
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: str) -> None:
+    """All modules that a start imports are compiled, whoever may write where they are."""
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "compiled"))
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    _start(tmp_path, "pages", start_method, 1)
 
 
 @pytest.mark.untraced
@@ -263,6 +272,7 @@ def test_modules_that_a_start_loads_in_the_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.untraced
+@pytest.mark.usefixtures("compiled")
 def test_pages_that_a_rank_touches(tmp_path: Path, start_method: str) -> None:
     found = _start(tmp_path, "pages", start_method, 3)
     least = min(found["ranks"])
@@ -275,14 +285,21 @@ def test_pages_that_a_rank_touches(tmp_path: Path, start_method: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.untraced
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.skipif(is_portable(), reason="the portable way has calls of its own, uncounted")
 def test_system_calls_for_each_rank(tmp_path: Path, start_method: str) -> None:
-    # By process: what the guardian's interpreter comes to, until all is over, is chance.
-    few, many = (_calls(tmp_path, start_method, nprocs) for nprocs in (1, 9))
+    # By process: what the guardian's interpreter comes to, until all is over, is chance. So is how
+    # often the others are woken, which only adds calls: the least of up to three times counts.
+    limits = (CALLS[start_method], 8 * OF_THE_PARENT[start_method], 8 * OF_THE_SERVER)
+    least = (sys.maxsize,) * len(limits)
+    for turn in range(3):
+        few, many = (_calls(tmp_path / str(turn), start_method, nprocs) for nprocs in (1, 9))
+        more = (many["parent"] - few["parent"], many["server"] - few["server"])
+        least = tuple(map(min, least, (many["rank"], *more)))
+        if all(map(le, least, limits)):
+            return
 
-    assert many["rank"] <= CALLS[start_method]
-    assert many["parent"] - few["parent"] <= 8 * OF_THE_PARENT[start_method]
-    assert many["server"] - few["server"] <= 8 * OF_THE_SERVER
+    pytest.fail(f"calls of a rank, and of parent and server for eight: {least} of {limits}")
 
 
 def _start(folder: Path, what: str, method: str, nprocs: int) -> dict[str, Any]:
@@ -295,7 +312,7 @@ def _start(folder: Path, what: str, method: str, nprocs: int) -> dict[str, Any]:
 def _calls(folder: Path, method: str, nprocs: int) -> dict[str, int]:
     """System calls of the rank that has the fewest, of its parent, and of a fork server."""
     traces = folder / f"traces of {nprocs}"
-    traces.mkdir()
+    traces.mkdir(parents=True)
     found = json.loads(_traced(traces, script(folder, START), "numbers", method, str(nprocs)))
 
     def calls(pid: int) -> list[str]:
