@@ -118,10 +118,7 @@ def _open_fifo() -> int:
     """A pipe with one number for both ends, as an eventfd has it; its name is gone already."""
     import tempfile
 
-    from rankspawn.file_limit import check_room
-
-    check_room()  # without it tempfile finds no folder, and that is what it would say
-    folder = tempfile.mkdtemp(prefix="rankspawn-")
+    folder = tempfile.mkdtemp(prefix="rankspawn-", dir=_temporary_folder())
     path = os.path.join(folder, "event")
     try:
         os.mkfifo(path, 0o600)
@@ -150,9 +147,25 @@ def open_unlinked(name: str) -> int:
     """The descriptor of a new file on disk whose name is gone already."""
     import tempfile
 
-    fd, path = tempfile.mkstemp(prefix=name)
+    fd, path = tempfile.mkstemp(prefix=name, dir=_temporary_folder())
     os.unlink(path)
     return fd
+
+
+def _temporary_folder() -> str:
+    """Where temporary files go; or what keeps any from being made."""
+    import tempfile
+
+    from rankspawn.file_limit import check_room
+
+    # tempfile tries to write to one folder after the other, and that it found none is all that it
+    # says, also where nothing can be opened or written at all.
+    check_room()
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+        raise
 
 
 def open_parent(pid: int) -> int:

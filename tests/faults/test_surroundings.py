@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from rankspawn.portable import is_forced
 from tests.faults.programs import process_limit_folder
 from tests.jobs import DEADLOCK
 from tests.rights import can_mount
@@ -104,6 +105,8 @@ def test_processes_that_run_out_in_the_middle_of_the_start(
     # A control group has the program alone. A user's limit is for all processes of that user, so
     # one that ends meanwhile makes room for one more.
     possible = [started] if os.geteuid() == 0 else range(started, 5)
+    if is_forced():  # whoever waits for a process is a thread, which counts, and is soon gone again
+        possible = range(5)
     if outcome == [0, 1, 2, 3]:
         assert 4 in possible
     else:

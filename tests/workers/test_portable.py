@@ -210,3 +210,36 @@ def test_rankrun_without_them(call: str | None, tmp_path: Path) -> None:
 
     assert done.returncode == 7, done.stderr
     assert "Errno" not in done.stderr
+
+
+# The first file of all is looked for a folder, when there is no descriptor left to look with.
+WITHOUT_DESCRIPTORS = """
+import errno, os, resource, tempfile
+from rankspawn import file_limit
+from rankspawn.portable import open_event, open_unlinked
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+taken = []
+while len(taken) < 32:
+    try:
+        taken.append(os.dup(1))
+    except OSError:
+        break
+for open_one in (open_event, lambda: open_unlinked("one")):
+    try:
+        open_one()
+    except OSError as error:
+        print(errno.errorcode[error.errno])
+"""
+
+
+def test_descriptors_that_ran_out_are_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_DESCRIPTORS],
+        timeout=DEADLOCK,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "RANKSPAWN_PORTABLE": "1"},
+    )
+
+    assert done.stdout.split() == ["EMFILE", "EMFILE"], done.stderr
