@@ -13,10 +13,12 @@ import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rankspawn.cluster.engine import AgentRequest
 from rankspawn.cluster.ray import Ray
 from tests.cluster.engines import RAY_ADDRESS
 from tests.jobs import DEADLOCK
@@ -27,7 +29,7 @@ UP = """
 import json, sys
 from ray.cluster_utils import Cluster
 
-common = {"num_cpus": 4, "object_store_memory": 100 << 20}
+common = {"num_cpus": 4, "num_gpus": 2, "object_store_memory": 100 << 20}
 head = {"node_ip_address": "127.0.0.2", "include_dashboard": False}
 cluster = Cluster(initialize_head=True, head_node_args={**common, **head})
 try:
@@ -36,6 +38,21 @@ try:
     sys.stdin.read()
 finally:
     cluster.shutdown()
+"""
+# GPUs that only Ray believes in, which is enough for masks and numbers of ranks.
+DEVICES = """
+import os
+import ray
+import rankspawn
+from rankspawn.cluster import Ray
+
+def see():
+    return os.environ.get("CUDA_VISIBLE_DEVICES") or None, os.environ.get("FLAGS_selected_gpus")
+
+if __name__ == "__main__":
+    ray.init(address=os.environ["RAY_ADDRESS"], _node_ip_address="127.0.0.2", log_to_driver=False)
+    for nprocs, options in ((-1, {}), (1, {"backend": "nccl"}), (1, {"device_type": "cpu"})):
+        print(rankspawn.spawn(see, nprocs=nprocs, cluster=Ray(nodes=2), **options).results())
 """
 # A driver that is killed: at first as a task, which Ray starts again, and then as a program.
 KILLED = """
@@ -105,6 +122,35 @@ def test_what_makes_no_sense_is_refused(keywords: Any, words: str) -> None:
         Ray(**keywords)
 
 
+# What the nodes that are alive have, and what each of two bundles has a part of.
+@pytest.mark.parametrize(
+    ("have", "counts", "device_type", "parts"),
+    [
+        ([8, 8], (8, 8), None, [8, 8]),
+        ([8, 8], (1, 2), None, [1, 2]),
+        ([8, 4, 0], (None, None), None, [4, 4]),
+        ([8, 4], (2, None), "gpu", [2, 4]),
+        ([4, 4], (8, 8), None, [4, 4]),  # the agents' error says what is missing
+        ([8, 8], (8, 8), "cpu", [0, 0]),
+        ([8, 8], (8, 8), "npu", [0, 0]),
+        ([8, 0], (8, 8), None, [0, 0]),
+        ([8], (8, 8), None, [0, 0]),
+    ],
+)
+def test_unless_something_is_said_each_rank_has_a_gpu(
+    have: list[int], counts: tuple[int | None, ...], device_type: str | None, parts: list[int]
+) -> None:
+    nodes = [{"Alive": True, "Resources": {"CPU": 9.0, "GPU": float(gpus)}} for gpus in have]
+    ray = SimpleNamespace(nodes=lambda: [*nodes, {"Alive": False, "Resources": {"GPU": 99.0}}])
+    request = AgentRequest("job", counts, 1.0, device_type)
+
+    bundles = Ray(len(counts))._bundles(ray, request)
+    assert [bundle.get("GPU", 0) for bundle in bundles] == parts
+    assert all(bundle["CPU"] == 1 for bundle in bundles)
+    own = {"GPU": 1.0, "memory": 1e9}
+    assert Ray(len(counts), resources=own)._bundles(ray, request) == [own, own]
+
+
 @pytest.mark.skipif(find_spec("ray") is not None, reason="ray is installed")
 def test_without_ray_it_says_what_to_install() -> None:
     with pytest.raises(RuntimeError, match=r"pip install 'rankspawn\[ray\]'"):
@@ -140,6 +186,7 @@ def test_a_real_cluster(tmp_path: Path) -> None:
     with running_ray() as environ:
         run_common_tests(environ, tmp_path)
         run_example(environ, tmp_path)
+        run_devices(environ, tmp_path)
         run_killed(environ, tmp_path)
 
 
@@ -169,6 +216,18 @@ def run_example(environ: dict[str, str], tmp_path: Path) -> None:
     script.write_text(code.replace("ray.init(", 'ray.init(_node_ip_address="127.0.0.2", '))
     done = run_script(environ, script)
     assert done.stdout == "[0, 10, 20, 30]\n", done.stderr
+
+
+def run_devices(environ: dict[str, str], tmp_path: Path) -> None:
+    """Nobody said what to set aside: a GPU for each rank, and none for those on the CPU."""
+    script = tmp_path / "devices.py"
+    script.write_text(DEVICES)
+    done = run_script(environ, script)
+    assert done.stdout.splitlines() == [
+        "[('0,1', '0'), ('0,1', '1'), ('0,1', '0'), ('0,1', '1')]",
+        "[('0', '0'), ('0', '0')]",
+        "[(None, None), (None, None)]",
+    ], done.stderr
 
 
 def run_killed(environ: dict[str, str], tmp_path: Path) -> None:

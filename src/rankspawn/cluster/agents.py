@@ -28,6 +28,7 @@ def start_agents(
     job: str,
     grace: float,
     daemon: bool,
+    device_type: str | None = None,
 ) -> tuple[ClusterGroup, list[NodeState]]:
     """The group, which is to be started yet, and its nodes.
 
@@ -39,12 +40,12 @@ def start_agents(
         job: A name for it.
         grace: Seconds that ranks get to end.
         daemon: The processes' daemon flag.
+        device_type: What ranks are to run on; None for whatever their node has.
     """
     settle_at_exit()
     try:
-        request = AgentRequest(
-            job, tuple(None if count == -1 else count for count in counts), grace
-        )
+        asked_counts = tuple(None if count == -1 else count for count in counts)
+        request = AgentRequest(job, asked_counts, grace, device_type)
         asked = time.monotonic()
         channels = engine.start(request)
         queued = time.monotonic() - asked if engine.start_timeout is None else 0.0

@@ -57,11 +57,14 @@ class AgentRequest:
         counts: How many ranks each node will have; None for one per device that its agent finds.
         grace: Seconds that ranks get to end. An agent that is to end may need that, and
             :data:`TIME_TO_KILL` more.
+        device_type: What ranks are to run on, such as ``gpu`` or ``cpu``; None for whatever their
+            node has. For engines that have to ask for it.
     """
 
     job: str
     counts: tuple[int | None, ...]
     grace: float
+    device_type: str | None = None
 
     def command(self, python: str | None = None) -> list[str]:
         """The command line of an agent; the same for all nodes, and no secret in it.

@@ -30,7 +30,8 @@ class Ray:
         address: As ``ray.init`` takes it; None for the cluster that runs here.
         resources: What is set aside on each node: ``{"GPU": 8}``. Ranks see these devices alone,
             and ``nprocs=-1`` means one for each of them, or for each CPU where only these are
-            asked for. One CPU, if nothing is said.
+            asked for. If nothing is said it is one CPU, and unless ranks are for the CPU a GPU for
+            each of them: with ``nprocs=-1`` as many as all of the nodes have.
         python: The interpreter on the nodes; None for the one that Ray's workers have.
         timeout: Seconds that Ray may take to find the place; None for as long as it takes.
         init: More for ``ray.init``, if this has to call it.
@@ -60,8 +61,7 @@ class Ray:
         if resources is not None and not any(resources.values()):
             raise ValueError(f"resources={dict(resources)} is nothing: a bundle needs a part")
         self._count, self._address, self._python = nodes, address, python
-        self._resources = {"CPU": 1.0} if resources is None else dict(resources)
-        self._is_asked = resources is not None
+        self._resources = None if resources is None else dict(resources)
         self._timeout = timeout
         self._init = {"log_to_driver": False, "logging_level": logging.ERROR, **(init or {})}
 
@@ -81,15 +81,16 @@ class Ray:
         ray = _import_ray()
         with contextlib.ExitStack() as undo:
             undo.enter_context(self._connected(ray))
-            group = ray.util.placement_group(
-                [self._resources] * len(self.nodes()), strategy="STRICT_SPREAD"
-            )
+            bundles = self._bundles(ray, request)
+            group = ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
             undo.callback(ray.util.remove_placement_group, group)
             words = [*([self._python] if self._python else []), *request.command("")[1:]]
             # They wait for the place by themselves, and go with it.
             kind = actor_class(ray)
-            actors = [self._actor(ray, kind, group, number) for number in range(len(self.nodes()))]
-            self._wait_for(ray, group)
+            actors = [
+                _actor(ray, kind, group, number, bundle) for number, bundle in enumerate(bundles)
+            ]
+            self._wait_for(ray, group, bundles)
             places = _places(ray, group)
             deadline = SharedDeadline(request.grace + TIME_TO_KILL)
             shared = Shared(ray, len(places), deadline, undo.pop_all())
@@ -117,36 +118,41 @@ class Ray:
         finally:
             ray.shutdown()
 
-    def _wait_for(self, ray: Any, group: Any) -> None:
+    def _bundles(self, ray: Any, request: AgentRequest) -> list[dict[str, float]]:
+        """What is set aside on each node."""
+        if self._resources is not None:
+            return [dict(self._resources) for _ in request.counts]
+        gpus = 0
+        if request.device_type in (None, "gpu"):
+            # What is not set aside Ray gives to others, and older ones hide it from our ranks.
+            alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            have = sorted((int(each.get("GPU", 0)) for each in alive), reverse=True)
+            # So many nodes have at least that; a rank that gets none is its agent's error.
+            gpus = have[len(request.counts) - 1] if len(request.counts) <= len(have) else 0
+        bundles = []
+        for count in request.counts:
+            part = gpus if count is None else min(count, gpus)
+            bundles.append({"CPU": 1.0} | ({"GPU": float(part)} if part else {}))
+        return bundles
+
+    def _wait_for(self, ray: Any, group: Any, bundles: Sequence[Any]) -> None:
         began, ready = time.monotonic(), group.ready()
         limit = float("inf") if self._timeout is None else self._timeout
         while not ray.wait([ready], timeout=min(_PATIENCE, limit))[0]:
-            what = f"{len(self.nodes())} nodes with {self._resources} each"
-            have = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+            what = f"{len(bundles)} nodes with {_in_words(bundles)}"
+            have = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+            cpus, gpus = ([each.get(kind, 0) for each in have] for kind in ("CPU", "GPU"))
             if time.monotonic() - began >= limit:
                 raise RuntimeError(
                     f"Ray found no place for {what} in {limit:g} s; it has {len(have)} nodes, with "
-                    f"{have} CPUs. See `ray status`, or ask for less"
+                    f"{cpus} CPUs and {gpus} GPUs. See `ray status`, or ask for less"
                 )
             _log.warning("waiting for Ray to find %s; it has %d: see `ray status`", what, len(have))
 
-    def _actor(self, ray: Any, kind: Any, group: Any, number: int) -> Any:
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
-            group, placement_group_bundle_index=number
-        )
-        others = {k: v for k, v in self._resources.items() if k not in ("CPU", "GPU", "memory")}
-        return kind.options(
-            num_cpus=self._resources.get("CPU", 0),
-            num_gpus=self._resources.get("GPU", 0),
-            memory=self._resources.get("memory"),
-            resources=others or None,
-            scheduling_strategy=strategy,
-        ).remote()
-
     def _environ(self) -> dict[str, str]:
         """What the resources say to an agent that looks for devices."""
-        cpus = int(self._resources.get("CPU", 0))
-        return {"CPU_NUM": str(cpus)} if self._is_asked and cpus else {}
+        cpus = int((self._resources or {}).get("CPU", 0))
+        return {"CPU_NUM": str(cpus)} if cpus else {}
 
 
 def _import_ray() -> Any:
@@ -158,6 +164,28 @@ def _import_ray() -> Any:
             "cluster=Ray() needs ray, which is not installed: pip install 'rankspawn[ray]'"
         ) from error
     return ray
+
+
+def _actor(ray: Any, kind: Any, group: Any, number: int, bundle: Mapping[str, float]) -> Any:
+    """The one of a bundle, which has all of that."""
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+        group, placement_group_bundle_index=number
+    )
+    others = {k: v for k, v in bundle.items() if k not in ("CPU", "GPU", "memory")}
+    return kind.options(
+        num_cpus=bundle.get("CPU", 0),
+        num_gpus=bundle.get("GPU", 0),
+        memory=bundle.get("memory"),
+        resources=others or None,
+        scheduling_strategy=strategy,
+    ).remote()
+
+
+def _in_words(bundles: Sequence[Any]) -> str:
+    """What each of them has; once, if it is the same."""
+    if all(bundle == bundles[0] for bundle in bundles):
+        return f"{bundles[0]} each"
+    return ", ".join(map(str, bundles))
 
 
 def _places(ray: Any, group: Any) -> list[tuple[str, str]]:

@@ -23,6 +23,8 @@ from rankspawn.descriptors import make_room_for_descriptors
 from rankspawn.functions import name_of
 from rankspawn.option_values import read_variables
 from rankspawn.options import SpawnOptions, check_rank_args
+from rankspawn.plan.job import device_request
+from rankspawn.plan.resources import wanted_type
 from rankspawn.values import replace
 from rankspawn.view.request import check_show_request, read_show_request
 from rankspawn.view.sources import Place
@@ -183,6 +185,7 @@ class ClusterStarter:
             job=f"rankspawn-{self._run_id[:12]}-{restart_count}",
             grace=options.grace_period,
             daemon=self.daemon,
+            device_type=wanted_type(device_request(-1, options)),
         )
         if self._deadline is not None:
             self._deadline += group.queued

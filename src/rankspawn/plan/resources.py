@@ -97,6 +97,11 @@ def find_resources(
     )
 
 
+def wanted_type(request: DeviceRequest) -> str | None:
+    """The type of devices that was asked for, by whatever option; None for whatever there is."""
+    return request.device_type or _DEVICE_OF.get(request.backend)
+
+
 def choose_backend(request: DeviceRequest, environ: Mapping[str, str], machine: Machine) -> Choice:
     """The device type and the backend of a job.
 
@@ -110,7 +115,7 @@ def choose_backend(request: DeviceRequest, environ: Mapping[str, str], machine: 
             return _look_around(request, environ, machine)
         choice = Choice(_BACKEND_OF.get(named, "xccl"), named)
     else:
-        device_type = named or _DEVICE_OF.get(request.backend) or _custom_type(environ, machine)
+        device_type = wanted_type(request) or _custom_type(environ, machine)
         choice = Choice(request.backend, device_type)
     _check_match(choice, request)
     return choice
