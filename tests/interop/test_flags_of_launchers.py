@@ -184,6 +184,7 @@ def test_logs_lie_where_torchrun_lays_them(folder: Path) -> None:
 
 MORE = {
     "PYTHONBREAKPOINT": "a breakpoint without a terminal says what to do",
+    "PYTHONFAULTHANDLER": "a rank that crashes in C code prints its Python stacks",
     "PYTHONUNBUFFERED": "output is in the logs at once, also that of a worker's own Pythons",
     "RANKSPAWN_JOB": "by which what a rank leaves running is found",
     "RANKSPAWN_MEETING": "where ranks find the memory that they share",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -455,6 +456,24 @@ class TestEnds:
         assert lines[-1] == "  | the end"
         assert "100" in lines[-2]
         assert "  | 1" not in lines
+
+    def test_a_crash_in_c_code(self, tmp_path: Path) -> None:
+        script = """
+            import ctypes
+
+            def read_nowhere():
+                ctypes.string_at(0)
+
+            read_nowhere()
+        """
+        done = run_script(tmp_path, script, "--nproc_per_node", "1")
+        assert done.code == 128 + signal.SIGSEGV
+        tail = done.errors.partition("failed after")[2]
+        assert "Fatal Python error: Segmentation fault" in tail
+        assert re.search(r'train.py", line \d+ in read_nowhere$', tail, re.MULTILINE)
+
+        done = run_script(tmp_path, script, "--nproc_per_node", "1", PYTHONFAULTHANDLER="")
+        assert "it printed nothing to " in done.errors
 
     def test_nothing_was_printed(self, tmp_path: Path) -> None:
         done = rankrun(tmp_path, "--nproc_per_node", "1", "false")

@@ -8,7 +8,7 @@ from rankspawn.launch.controllers import plan_programs, ports_needed, resolve_jo
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.log_folder import LogFolder
 from rankspawn.launch.pod import Pod, name_of
-from rankspawn.plan.environ import breakpoint_env
+from rankspawn.plan.environ import breakpoint_env, crash_env
 from rankspawn.plan.ports import HeldPorts
 from rankspawn.plan.topology import join
 from rankspawn.telling import get_logger
@@ -131,7 +131,9 @@ class ThisNode:
         is_first = not self._was_started and not instruction.restarts
         try:
             planned = self._plan(instruction, resources)
-            told = breakpoint_env(os.environ, is_python=self.config.is_python)
+            is_python = self.config.is_python
+            told = breakpoint_env(os.environ, is_python=is_python)
+            told = {**told, **crash_env(os.environ, is_python=is_python)}
             planned = [replace(spec, env={**spec.env, **told}) for spec in planned]
             if self.config.debug is not None or self.config.debugpy is not None:
                 from rankspawn.launch.breakpoints import with_debuggers

@@ -42,6 +42,8 @@ ETCD_PASSWORD_VARIABLE = "RANKSPAWN_ETCD_PASSWORD"
 DEBUG_VARIABLE = "RANKSPAWN_DEBUG"
 # What Python does at a breakpoint, and what it is told to in the programs of rankrun.
 HOOK_VARIABLE, HOOK = "PYTHONBREAKPOINT", "rankspawn.workers.breakpoints.stop"
+# Whether Python shows its stacks when it crashes in C code.
+CRASH_VARIABLE = "PYTHONFAULTHANDLER"
 
 # Only the lower-case names: gRPC and Paddle read no others, so the upper-case ones are left to
 # programs that download something.
@@ -305,3 +307,13 @@ def breakpoint_env(environ: Mapping[str, str], *, is_python: bool) -> Variables:
     # It is of a group that the launcher is in.
     env: Variables = {DEBUG_VARIABLE: None} if DEBUG_VARIABLE in environ else {}
     return {**env, HOOK_VARIABLE: HOOK} if is_python and not has_own_breakpoints(environ) else env
+
+
+def crash_env(environ: Mapping[str, str], *, is_python: bool) -> Variables:
+    """What has programs print their Python stacks when they crash, unless the user decided.
+
+    Args:
+        environ: The launcher's own.
+        is_python: They are run by Python.
+    """
+    return {CRASH_VARIABLE: "1"} if is_python and CRASH_VARIABLE not in environ else {}
