@@ -226,3 +226,16 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _answer_as_program() -> None:
+    """A program of ``rankrun`` says from now on where it is to whoever asks."""
+    import os
+
+    if "RANKSPAWN_STEPS" in os.environ:
+        from rankspawn.workers.program_stacks import answer_stack_requests
+
+        answer_stack_requests()
+
+
+_answer_as_program()

@@ -274,7 +274,9 @@ def test_another_user_sees_nothing() -> None:
 
 
 SCRIPT = """
-import time
+import os, time
+if os.environ["RANK"] == "0":
+    import rankspawn
 print("ready", flush=True)
 time.sleep(600)
 """
@@ -304,7 +306,10 @@ def test_a_job_of_rankrun(
             monkeypatch.setenv("PATH", str(tmp_path))
             monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
             assert main(["stacks", job.id]) == 0
-            assert "pip install py-spy" in capsys.readouterr().out
+            first, _, second = capsys.readouterr().out.partition("--- rank 1 ---\n")
+            assert 'train.py", line 6 in <module>' in first
+            assert "has not imported rankspawn" in second
+            assert "pip install py-spy" in second
             py_spy = tmp_path / "py-spy"
             py_spy.write_text("#!/bin/sh\necho 'Thread 1 (idle)'\necho '    f (a.py:'$3')'\n")
             py_spy.chmod(0o755)

@@ -1,7 +1,8 @@
 """Where the ranks of a job are: asked as their parent asks, or by py-spy.
 
 A rank of ``spawn`` answers a signal by writing to the file in which it reports, which this user can
-open at its parent. A program that ``rankrun`` started has no such file, and need not be Python's.
+open at its parent. A program that ``rankrun`` started has such a file of its own if it has imported
+this package; it need not, and need not be Python's.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from contextlib import ExitStack, suppress
 
 from rankspawn.workers.marker import open_process, send, wait_for_ends
+from rankspawn.workers.program_stacks import find_stacks
 from rankspawn.workers.stacks import ask, say_who_waits
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
     from rankspawn.inspect.finding import RankSeen, RunningJob
 
 _NO_PY_SPY = (
-    "(not known: a program of rankrun is looked into by py-spy, which is not installed here: "
-    "pip install py-spy)\n"
+    "(not known: a program of rankrun that has not imported rankspawn is looked into by py-spy, "
+    "which is not installed here: pip install py-spy)\n"
 )
 _ENDED = "(it has ended)\n"
 _PY_SPY_SECONDS = 30.0
@@ -61,7 +63,7 @@ def stacks_of(job: RunningJob, ranks: Sequence[RankSeen]) -> dict[int, str]:
     """Rank to where it is: the Python stacks of all its threads, or why they are not known."""
     stacks = {rank.rank: _ENDED for rank in ranks if not rank.is_alive}
     running = [rank for rank in ranks if rank.is_alive]
-    stacks |= _ask([rank for rank in running if rank.file is not None])
+    stacks |= _ask({rank.rank: (rank.pid, rank.file) for rank in running if rank.file})
     stacks |= ask_programs({rank.rank: rank.pid for rank in running if rank.file is None})
     pids = {rank.rank: rank.pid for rank in job.ranks}
     said = say_who_waits(pids, [rank.rank for rank in running], job.parent)
@@ -77,17 +79,18 @@ def stacks_of_programs(
     return {rank: said.get(rank, "") + stacks[rank] for rank in sorted(stacks)}
 
 
-def _ask(ranks: Sequence[RankSeen]) -> dict[int, str]:
+def _ask(ranks: Mapping[int, tuple[int, str]]) -> dict[int, str]:
+    """Those that answer; rank to process, and the path at which its file can be opened."""
     asked: dict[int, tuple[Stranger, int]] = {}
     held: list[Stranger] = []
     files: list[int] = []
     try:
-        for rank in ranks:
+        for rank, (pid, path) in ranks.items():
             with suppress(OSError):  # it has ended
-                held.append(Stranger(rank.pid))
-                files.append(os.open(rank.file or "", os.O_RDONLY | os.O_CLOEXEC))
-                asked[rank.rank] = (held[-1], files[-1])
-        return {rank.rank: _ENDED for rank in ranks} | ask(asked)
+                held.append(Stranger(pid))
+                files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+                asked[rank] = (held[-1], files[-1])
+        return dict.fromkeys(ranks, _ENDED) | ask(asked)
     finally:
         for stranger in held:
             stranger.close()
@@ -101,17 +104,26 @@ def ask_programs(
     seconds: float = _PY_SPY_SECONDS,
     is_called_off: Callable[[], bool] = lambda: False,
 ) -> dict[int, str]:
-    """Rank to where that program is, as py-spy has it, or why it is not known.
+    """Rank to where that program is, as it or py-spy has it, or why it is not known.
 
     Args:
         pids: Rank to its process, which nobody reaps meanwhile.
         seconds: How long all of it may take.
         is_called_off: Whether nobody wants to wait for it any more.
     """
+    deadline = time.monotonic() + seconds
+    answering = {rank: (pid, path) for rank, pid in pids.items() if (path := find_stacks(pid))}
+    others = {rank: pid for rank, pid in pids.items() if rank not in answering}
+    return _ask(answering) | _look_into(others, deadline, is_called_off)
+
+
+def _look_into(
+    pids: Mapping[int, int], deadline: float, is_called_off: Callable[[], bool]
+) -> dict[int, str]:
+    """Those that do not answer, as py-spy has them."""
     program = _find_py_spy()
     if program is None:
         return dict.fromkeys(pids, _NO_PY_SPY)
-    deadline = time.monotonic() + seconds
     stacks: dict[int, str] = {}
     asked: dict[int, subprocess.Popen[str]] = {}
     with ExitStack() as held:

@@ -45,6 +45,7 @@ STARTED, IN_FUNCTION, FOLLOWING = 1, 2, 3
 RETURNED, RAISED, EXITED, FAILING = 1, 2, 3, 4
 HEADER_WORDS = 9
 PARENT_WORDS = 4
+STACKS_FD_WORD = 8
 # Flags of the parent: somebody reads what is said with rankspawn.report(); and Ctrl-C is meant
 # for another rank, the one that is being debugged.
 LOOKED_AT, DEAF_TO_INTERRUPTS = 1, 2
@@ -123,23 +124,10 @@ class Report:
         except FileNotFoundError:  # there is no /proc, without which nobody asks either
             return
 
-        def write_stacks(*_: object) -> None:
-            if _identify(file) != self._identity:  # the program has closed it, or has another there
-                return
-            try:
-                os.write(file, STACKS_BEGIN)
-                faulthandler.dump_traceback(file)
-                os.write(file, STACKS_END)
-            except OSError:
-                pass
-
         # A rank that crashes in C code says where, behind the stacks that it was asked
         # for. Whatever the program enables later counts in its place.
         faulthandler.enable(file, all_threads=True)
-        faulthandler.register(STACKS_IN_C_SIGNAL, file, all_threads=True)
-        raw_signal.signal(STACKS_SIGNAL, write_stacks)
-        # System calls of libraries go on as if there had been no signal.
-        raw_signal.siginterrupt(STACKS_SIGNAL, False)
+        write_stacks_on_request(file)
 
     def _open_for_stacks(self) -> int:
         """A descriptor with a position of its own."""
@@ -147,10 +135,10 @@ class Report:
         os.lseek(low, STACKS_AT, os.SEEK_SET)
         # A number that a program gets for no file of its own, also after it closed all others:
         # a crash is written without a look at what has the number then.
-        fd = _with_high_number(low)
+        fd = with_high_number(low)
         # faulthandler cannot make sure of the file, so the parent does before it asks.
         self._stacks_fd = fd
-        self._put(8, [fd])
+        self._put(STACKS_FD_WORD, [fd])
         return fd
 
     def returned(self, value: Any) -> None:
@@ -320,6 +308,30 @@ class Report:
             pass
 
 
+def write_stacks_on_request(file: int) -> None:
+    """From now on signals have all Python stacks written there.
+
+    Raises:
+        ValueError: This is not the main thread, or not the main interpreter.
+    """
+    identity = _identify(file)
+
+    def write_stacks(*_: object) -> None:
+        if _identify(file) != identity:  # the program has closed it, or has another there
+            return
+        try:
+            os.write(file, STACKS_BEGIN)
+            faulthandler.dump_traceback(file)
+            os.write(file, STACKS_END)
+        except OSError:
+            pass
+
+    raw_signal.signal(STACKS_SIGNAL, write_stacks)
+    # System calls of libraries go on as if there had been no signal.
+    raw_signal.siginterrupt(STACKS_SIGNAL, False)
+    faulthandler.register(STACKS_IN_C_SIGNAL, file, all_threads=True)
+
+
 def hear_no_requests() -> None:
     """For the very end: ``os._exit`` may be patched, as coverage does to save what it has counted.
 
@@ -341,7 +353,7 @@ def clear_frames(error: BaseException) -> None:
         frames = frames.tb_next
 
 
-def _with_high_number(fd: int) -> int:
+def with_high_number(fd: int) -> int:
     """The same file under a number that is far above those in use, where there is one."""
     for number in _HIGH_NUMBERS:
         if _identify(number) is None:
