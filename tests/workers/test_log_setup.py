@@ -32,7 +32,8 @@ PARENT = """
         logging.warning("once")
 
     if __name__ == "__main__":
-        logging.basicConfig(level=logging.INFO, format="P %(levelname)s %(message)s")
+        form = "P %(processName)s %(levelname)s %(message)s"
+        logging.basicConfig(level=logging.INFO, format=form)
         logging.getLogger("app").setLevel(logging.DEBUG)
         options = {"nprocs": 1, "backend": "gloo", "start_method": sys.argv[1]}
         # As if another thread was writing while the ranks are forked.
@@ -46,7 +47,11 @@ PARENT = """
 
 def test_levels_and_formats_reach_the_ranks(tmp_path: Path, start_method: str) -> None:
     done = python(script(tmp_path, PARENT), start_method, cwd=tmp_path)
-    assert done.stderr.splitlines() == ["P INFO of the root", "P DEBUG of a part", "own once"]
+    assert done.stderr.splitlines() == [
+        "P rank-0 INFO of the root",
+        "P rank-0 DEBUG of a part",
+        "own once",
+    ]
 
 
 SILENT = """
@@ -164,7 +169,7 @@ def test_what_cannot_be_sent_is_said_once(
 
 def test_what_a_rank_cannot_load_has_the_plain_format() -> None:
     broken: Any = (b"no pickle", ("%(message)s!", None))
-    handler = log_setup._make_handler(logging.Logger("x"), "stderr", 0, broken, b"no pickle")
+    handler = log_setup._make_handler(logging.Logger("x"), 0, "stderr", 0, broken, b"no pickle")
     assert handler.format(logging.LogRecord("x", 20, "", 0, "text", (), None)) == "text!"
 
 

@@ -128,7 +128,7 @@ def apply(setup: bytes, rank: int) -> None:
             logger.setLevel(level)
         logger.propagate, logger.disabled = propagate, disabled
         for handler in handlers:
-            logger.addHandler(relaying or _make_handler(logger, *handler))
+            logger.addHandler(relaying or _make_handler(logger, rank, *handler))
     if relaying is None:
         _let_basic_config_replace()
 
@@ -136,20 +136,35 @@ def apply(setup: bytes, rank: int) -> None:
 def _make_relaying(address: tuple[int, int, int, int], rank: int) -> logging.Handler:
     """The handler of a rank; where it cannot reach its parent, one that shows plain lines."""
     try:
-        return RelayingHandler(address, rank)
+        handler = RelayingHandler(address, rank)
     except OSError:
-        return _make_handler(logging.root, "stderr", logging.NOTSET, (None, None), None)
+        return _make_handler(logging.root, rank, "stderr", logging.NOTSET, (None, None), None)
+    handler.addFilter(functools.partial(_name_process, f"rank-{rank}"))
+    return handler
 
 
 def _make_handler(
-    logger: logging.Logger, stream: str, level: int, formatter: Any, filters: bytes | None
+    logger: logging.Logger,
+    rank: int,
+    stream: str,
+    level: int,
+    formatter: Any,
+    filters: bytes | None,
 ) -> InheritedHandler:
     handler = InheritedHandler(logger, stream, level)
     packed, (text, datefmt) = formatter[0], formatter[1] or (None, None)
     handler.setFormatter(_load(packed) or logging.Formatter(text, datefmt, validate=False))
+    handler.addFilter(functools.partial(_name_process, f"rank-{rank}"))
     for each in _load(filters) or ():
         handler.addFilter(each)
     return handler
+
+
+def _name_process(name: str, record: logging.LogRecord) -> bool:
+    """Say the rank's name; logging has it of multiprocessing, which few ranks have to load."""
+    if record.processName == "MainProcess":
+        record.processName = name
+    return True
 
 
 def _load(packed: bytes | None) -> Any:
