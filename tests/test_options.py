@@ -396,6 +396,13 @@ def test_rows_need_one_entry_per_rank(name: str, row: object, kind: str) -> None
         check_rank_args(read_options({name: [row]}), 2)
 
 
+def test_rows_of_both_kinds_are_as_many() -> None:
+    """Whatever nprocs is: on the CPU it may come from one of them."""
+    options = read_options({"rank_args": [(1,)] * 3, "rank_kwargs": [{}] * 2})
+    with pytest.raises(ValueError, match="rank_args has 3 entries, rank_kwargs has 2 entries: "):
+        check_rank_args(options, 3)
+
+
 def test_what_goes_on_after_a_failure_is_not_started_again() -> None:
     with pytest.raises(ValueError, match="give one of the two"):
         read_options({"on_failure": "continue", "max_restarts": 1})

@@ -165,11 +165,16 @@ def check_args(args: Any) -> tuple[Any, ...]:
 def check_rank_args(options: SpawnOptions, nprocs: int) -> None:
     """Make sure that there is one row of arguments for every rank of this node."""
     rows = {"rank_args": options.rank_args, "rank_kwargs": options.rank_kwargs}
-    for name, kind in (("rank_args", "tuple"), ("rank_kwargs", "mapping")):
-        given = rows[name]
-        if given is not None and len(given) != nprocs:
+    counts = {name: len(given) for name, given in rows.items() if given is not None}
+    if len({*counts.values()}) > 1:  # one of them may be where nprocs comes from
+        told = ", ".join(f"{name} has {count} entries" for name, count in counts.items())
+        raise ValueError(f"{told}: give each rank one of both")
+    kinds = {"rank_args": "tuple", "rank_kwargs": "mapping"}
+    for name, count in counts.items():
+        if count != nprocs:
             raise ValueError(
-                f"{name} has {len(given)} entries, but nprocs is {nprocs}: give one {kind} per rank"
+                f"{name} has {count} entries, but nprocs is {nprocs}: give one {kinds[name]} "
+                "per rank"
             )
 
 
