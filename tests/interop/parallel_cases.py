@@ -8,6 +8,7 @@ import pickle
 import signal
 
 import numpy as np
+import pytest
 
 import rankspawn
 
@@ -52,6 +53,9 @@ def exchange_tensors(name):
     turned += rank + 1.0
     comm.all_reduce(turned)
     assert np.array_equal(numbers(turned), np.full((6, 4), size * (size + 1) / 2, "float32"))
+    if name == "torch":
+        with pytest.raises(TypeError, match=r"to_dense\(\) copy"):
+            comm.all_reduce(mine.float().to_sparse())
     return comm.backend
 
 

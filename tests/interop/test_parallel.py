@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import rankspawn
+from tests.interop import backward_cases
 from tests.interop import parallel_cases as cases
 
 pytestmark = pytest.mark.interop
@@ -54,6 +55,16 @@ def test_ranks_train_as_one_process_does(name, loop, cut):
     for key, each in alone.items():
         np.testing.assert_allclose(first[key], each, atol=1e-6, err_msg=key)
     assert {"never.weight", "never.bias"} <= set(none)
+
+
+def test_gradients_are_those_of_one_process_whatever_a_backward_is_like(name):
+    first, second = run(backward_cases.go_back_in_all_ways, name)
+    (alone,) = run(backward_cases.go_back_in_all_ways, name, nprocs=1)
+
+    for case, expected in alone.items():
+        for mine, others, each in zip(first[case], second[case], expected, strict=True):
+            assert np.array_equal(mine, others), case
+            np.testing.assert_allclose(mine, each, atol=1e-6, err_msg=str(case))
 
 
 @pytest.mark.parametrize("loop", ["modern", "classic"])

@@ -75,6 +75,11 @@ def fail_otherwise() -> None:
     raise ValueError("of a hook of the user's")
 
 
+def end_inside() -> None:
+    while FINAL_HOOKS:
+        FINAL_HOOKS.pop()()
+
+
 def scaled(model: PaddleModel, parameter: Parameter) -> Any:
     loss = Loss(parameter)
     model.before_backward(loss, lambda: None)
@@ -141,6 +146,32 @@ def test_a_loss_goes_backward_twice_and_is_freed_without_the_garbage_collector(
     assert [each() for each in gone] == [None, None]
     assert "backward" in vars(last)
     assert calls == [1, 1]
+
+
+def test_a_backward_inside_that_of_a_scaled_loss_is_not_its_end(parameter: Parameter) -> None:
+    calls: list[str] = []
+    model = make_model(parameter, lambda: calls.append("exchange"))
+    parameter.hooks.append(end_inside)
+    parameter.hooks.append(lambda: calls.append("last gradient"))
+
+    scaled(model, parameter).backward()
+
+    assert calls == ["last gradient", "exchange"]
+
+
+def test_parameters_that_come_later_are_seen(parameter: Parameter) -> None:
+    calls: list[int] = []
+    model = make_model(parameter, lambda: calls.append(1))
+    later = Parameter()
+    model._module.parameters = lambda: [parameter, later]
+
+    for _ in range(2):
+        model.look_again()
+    Loss(later).backward()
+
+    assert model.parameters == [parameter, later]
+    assert [len(each.hooks) for each in model.parameters] == [1, 1]
+    assert calls == [1]
 
 
 def test_a_loss_without_a_gradient_stays_as_it_is(parameter: Parameter) -> None:

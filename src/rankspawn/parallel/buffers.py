@@ -195,10 +195,15 @@ def _name_of(dtype: Any) -> str:
 
 
 def _of_torch(torch: ModuleType, tensor: Any) -> Flat:
-    if device_type(tensor) != "cpu" or tensor.layout is not torch.strided:
+    if tensor.layout is not torch.strided:
+        raise TypeError(
+            f"a tensor of the layout {tensor.layout} does not lie in one piece: give its "
+            ".to_dense() copy; for gradients, make the layer without sparse=True"
+        )
+    if device_type(tensor) != "cpu":
         raise OnDeviceError(
-            f"a tensor on {tensor.device} ({tensor.layout}) is not in this machine's memory in one "
-            "piece: exchange its .cpu() copy, or use torch.distributed for it",
+            f"a tensor on {tensor.device} is not in this machine's memory: exchange its .cpu() "
+            "copy, or use torch.distributed for it",
             "torch",
         )
     plain = tensor.detach()

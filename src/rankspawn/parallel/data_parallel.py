@@ -28,12 +28,14 @@ class _Exchange:
         self.comm = comm
         self.model = find_model(model)
         self.syncs = True
-        # scale_loss was called since the last exchange: then gradients are parts of a sum.
+        # scale_loss was called since the last exchange, whether or not a backward came of it.
         self.is_scaled = False
+        # The backward of a scaled loss has begun since then: gradients are parts of a sum.
+        self.is_sum = False
         # There are gradients that no other rank knows of.
         self.is_due = False
         # Gradients that are the same on all ranks already, from before this backward.
-        self.kept: dict[int, Any] = {}
+        self.kept: list[tuple[Any, Any]] = []
         self._is_set_aside = False
         self._buckets = Buckets(comm)
 
@@ -48,18 +50,20 @@ class _Exchange:
         elif self.comm.size > 1:
             loss = loss / self.comm.size
         if self.comm.size > 1:
+            self.model.look_again()
             # Not now: gradients may be cleared between this and the backward.
-            self.model.before_backward(loss, self._set_aside)
+            self.model.before_backward(loss, self.begin_sum)
         return loss
 
-    def _set_aside(self) -> None:
+    def begin_sum(self) -> None:
         """Keep what the ranks have agreed on out of the sum of what comes now."""
+        self.is_sum = True
         if self.is_due or self._is_set_aside:
             return
         self._is_set_aside = True
-        for place, parameter in enumerate(self.model.parameters):
+        for parameter in self.model.parameters:
             if self.model.gradient(parameter) is not None:
-                self.kept[place] = self.model.take_gradient(parameter)
+                self.kept.append((parameter, self.model.take_gradient(parameter)))
 
     def after_backward(self) -> None:
         self.is_due = True
@@ -75,8 +79,7 @@ class _Exchange:
     def run(self) -> None:
         """Exchange, once for each time that there is something to exchange."""
         model, numpy = self.model, need_numpy("gradients are to be exchanged")
-        if self.is_scaled:  # if no backward of this rank has come to it
-            self._set_aside()
+        model.look_again()
         gradients = [model.gradient(parameter) for parameter in model.parameters]
         used = numpy.array([gradient is not None for gradient in gradients], numpy.uint8)
         self.comm.all_reduce(used, "max")
@@ -85,17 +88,16 @@ class _Exchange:
                 model.set_gradient(parameter, model.zeros(parameter))
         chosen = [each for each, is_used in zip(model.parameters, used, strict=True) if is_used]
         found = [model.gradient(parameter) for parameter in chosen]
-        op = "sum" if self.is_scaled else "avg"
+        op = "sum" if self.is_sum else "avg"
         here = [flatten(each, writable=True) for each in found if not is_on_device(each)]
         self._buckets.reduce(here, op)
         reduce_on_devices(self.comm, [each for each in found if is_on_device(each)], op)
-        for place, kept in self.kept.items():
-            parameter = model.parameters[place]
+        for parameter, kept in self.kept:
             gradient = model.gradient(parameter)
-            total = kept if gradient is None else model.add(gradient, kept)
+            total = kept if gradient is None else model.add(kept, gradient)
             model.set_gradient(parameter, total)
         self.kept.clear()
-        self.is_due = self.is_scaled = self._is_set_aside = False
+        self.is_due = self.is_scaled = self.is_sum = self._is_set_aside = False
 
 
 class DataParallel:
@@ -132,6 +134,9 @@ class DataParallel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
+        exchange: _Exchange = getattr(self, _OWN)
+        if exchange.comm.size > 1:
+            exchange.model.look_again()
         return self.module(*args, **kwargs)
 
     @at_users_line
@@ -149,8 +154,8 @@ class DataParallel:
     def apply_collective_grads(self, gradients: Any = None, samples: float | None = None) -> Any:
         """Make sure that the gradients are those of all ranks; a second call does nothing.
 
-        After a backward they are already. It exchanges them for a rank whose backward reached no
-        parameter, and for arrays, whose gradients are given to it.
+        After a backward they are already. It exchanges them for a rank whose backward, after
+        ``scale_loss``, reached no parameter, and for arrays, whose gradients are given to it.
 
         Args:
             gradients: Of a dict or list of arrays: a tree of the same structure, changed in place.
@@ -171,6 +176,8 @@ class DataParallel:
         if error is not None:
             raise error
         if exchange.is_waiting:
+            if not exchange.is_due:  # no backward of this rank has come to a parameter
+                exchange.begin_sum()
             exchange.run()
         return None
 

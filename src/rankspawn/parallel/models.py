@@ -27,6 +27,9 @@ class Model(Protocol):
     has_hooks: bool
     """Whether it tells when a backward has ended."""
 
+    def look_again(self) -> None:
+        """See which parameters are trained now, and forget a backward that did not end."""
+
     def gradient(self, parameter: Any) -> Any:
         """The gradient, or None."""
 
@@ -40,7 +43,7 @@ class Model(Protocol):
         """A gradient of zeros."""
 
     def add(self, gradient: Any, other: Any) -> Any:
-        """The sum of two gradients."""
+        """The sum of two gradients, in place of the first where that can be."""
 
     def before_backward(self, loss: Any, call: Callable[[], None]) -> None:
         """Call this when the backward of this loss begins, if there is one."""
@@ -52,19 +55,40 @@ class Model(Protocol):
         """What the last call at the end of a backward raised, if nobody got it as what it is."""
 
 
-class TorchModel:
-    """A ``torch.nn.Module``."""
+class _Layers:
+    """What the models of torch and Paddle have in common."""
 
     has_hooks = True
 
     def __init__(self, module: Any) -> None:
-        everything = [*module.parameters()]
-        self.parameters: list[Any] = [each for each in everything if each.requires_grad]
-        self.buffers: list[Any] = [each for each in everything if not each.requires_grad] + [
-            *module.buffers()
-        ]
-        self._torch = sys.modules["torch"]
+        self._module = module
+        # Called when a gradient has come, once somebody wants to know.
+        self._note: Callable[..., None] | None = None
+        self._noted: list[Any] = []
         self._is_queued = False
+        self.parameters: list[Any] = []
+        self.look_again()
+        self.buffers: list[Any] = [
+            *(each for each in module.parameters() if not self._is_trained(each)),
+            *module.buffers(),
+        ]
+
+    def look_again(self) -> None:
+        """See which parameters are trained now: some are unfrozen later, or new."""
+        self.parameters = [each for each in self._module.parameters() if self._is_trained(each)]
+        if self._note is not None:
+            known = {id(each) for each in self._noted}
+            for parameter in self.parameters:
+                if id(parameter) not in known:
+                    self._tell(parameter, self._note)
+            self._noted = self.parameters
+
+    def _is_trained(self, parameter: Any) -> bool:
+        raise NotImplementedError
+
+    def _tell(self, parameter: Any, note: Callable[..., None]) -> None:
+        """Call this whenever the parameter has got a gradient."""
+        raise NotImplementedError
 
     def gradient(self, parameter: Any) -> Any:
         """The gradient, or None."""
@@ -73,6 +97,27 @@ class TorchModel:
     def set_gradient(self, parameter: Any, gradient: Any) -> None:
         """Have it for a gradient; None for none."""
         parameter.grad = gradient
+
+
+class TorchModel(_Layers):
+    """A ``torch.nn.Module``."""
+
+    def __init__(self, module: Any) -> None:
+        self._torch = sys.modules["torch"]
+        super().__init__(module)
+
+    def look_again(self) -> None:
+        """See which parameters are trained now, and forget a backward that did not end."""
+        super().look_again()
+        # What was to be called at the end of a backward that raised is never called.
+        if self._torch._C._current_graph_task_id() == -1:
+            self._is_queued = False
+
+    def _is_trained(self, parameter: Any) -> bool:
+        return bool(parameter.requires_grad)
+
+    def _tell(self, parameter: Any, note: Callable[..., None]) -> None:
+        parameter.register_post_accumulate_grad_hook(note)
 
     def take_gradient(self, parameter: Any) -> Any:
         """The gradient, which the parameter has no longer."""
@@ -84,13 +129,20 @@ class TorchModel:
         return self._torch.zeros_like(parameter, memory_format=self._torch.contiguous_format)
 
     def add(self, gradient: Any, other: Any) -> Any:
-        """The sum of two gradients."""
-        return gradient + other
+        """The sum of two gradients, in place of the first: somebody may hold a view of it."""
+        gradient.detach().add_(other.detach())
+        return gradient
 
     def before_backward(self, loss: Any, call: Callable[[], None]) -> None:
         """Call this when the backward of this loss begins, if there is one."""
         if getattr(loss, "requires_grad", False):
-            loss.register_hook(lambda _: call())
+            loss.register_hook(lambda _: self._begin(call))
+
+    def _begin(self, call: Callable[[], None]) -> None:
+        call()
+        # The end of this backward is meant, not that of one inside it (checkpoints that re-enter).
+        if self._note is not None:
+            self._note()
 
     def after_backward(self, call: Callable[[], None]) -> None:
         """From now on, call this at the end of each backward that reaches a parameter."""
@@ -100,45 +152,39 @@ class TorchModel:
             self._is_queued = False
             call()
 
-        def note(_: Any) -> None:
+        def note(_: Any = None) -> None:
             if not self._is_queued:
                 self._is_queued = True
                 engine.queue_callback(finish)
 
-        for parameter in self.parameters:
-            parameter.register_post_accumulate_grad_hook(note)
+        self._note = note
+        self.look_again()
 
     def take_error(self) -> BaseException | None:
         """None: it leaves torch's backward as it is."""
         return None
 
 
-class PaddleModel:
+class PaddleModel(_Layers):
     """A ``paddle.nn.Layer``.
 
     Paddle makes a ``SystemError`` of whatever is raised at the end of a backward, so it is kept.
     """
 
-    has_hooks = True
-
     def __init__(self, layer: Any) -> None:
-        everything = [*layer.parameters()]
-        self.parameters: list[Any] = [each for each in everything if not each.stop_gradient]
-        self.buffers: list[Any] = [each for each in everything if each.stop_gradient] + [
-            *layer.buffers()
-        ]
         self._paddle = sys.modules["paddle"]
-        self._is_queued = False
         self._error: BaseException | None = None
         self._last_scaled: weakref.ref[_Backward] | None = None
+        self._call: Callable[[], None] = lambda: None
+        # In the backward of a scaled loss, and what is called at its end is to be called.
+        self._is_inside = self._is_late = False
+        super().__init__(layer)
 
-    def gradient(self, parameter: Any) -> Any:
-        """The gradient, or None."""
-        return parameter.grad
+    def _is_trained(self, parameter: Any) -> bool:
+        return not parameter.stop_gradient
 
-    def set_gradient(self, parameter: Any, gradient: Any) -> None:
-        """Have it for a gradient; None for none."""
-        parameter.grad = gradient
+    def _tell(self, parameter: Any, note: Callable[..., None]) -> None:
+        parameter._register_backward_hook(note)
 
     def take_gradient(self, parameter: Any) -> Any:
         """The gradient, which the parameter has no longer."""
@@ -170,6 +216,9 @@ class PaddleModel:
 
         def finish() -> None:
             self._is_queued = False
+            if self._is_inside:
+                self._is_late = True
+                return
             self._error = None
             try:
                 call()
@@ -182,8 +231,23 @@ class PaddleModel:
                 self._is_queued = True
                 eager._add_backward_final_hook(finish)
 
-        for parameter in self.parameters:
-            parameter._register_backward_hook(note)
+        self._note, self._call = note, call
+        self.look_again()
+
+    def go_back(self, backward: Callable[[], Any]) -> Any:
+        """Go backward from a loss, and call what is to be called when all of it has ended.
+
+        Paddle does so at the end of a backward inside it, too, where some gradients have not come.
+        """
+        self._error = None  # one of an earlier backward
+        self._is_inside, self._is_late = True, False
+        try:
+            result = backward()
+        finally:
+            self._is_inside = False
+        if self._is_late:
+            self._call()
+        return result
 
     def take_error(self) -> BaseException | None:
         """What the last call at the end of a backward raised, if nobody got it as what it is."""
@@ -212,15 +276,7 @@ class _Backward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Go backward, as Paddle does."""
         self.let_go()
-        self._model.take_error()  # one of an earlier backward
-        try:
-            return self._loss.backward(*args, **kwargs)
-        except SystemError:
-            error = self._model.take_error()
-            if error is None:
-                raise
-        # Out of the except block: the SystemError has this one as its cause already.
-        raise error
+        return self._model.go_back(lambda: self._loss.backward(*args, **kwargs))
 
 
 class ArrayModel:
@@ -231,6 +287,9 @@ class ArrayModel:
     def __init__(self, tree: Any) -> None:
         self.parameters: list[Any] = []
         self.buffers: list[Any] = open_tree(tree)[0]
+
+    def look_again(self) -> None:
+        """There are no parameters that could be others."""
 
     def gradient(self, _parameter: Any) -> Any:
         """None: whoever has the gradients gives them to ``apply_collective_grads``."""
