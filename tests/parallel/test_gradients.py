@@ -47,9 +47,53 @@ def average(large: bool) -> list[list[float]]:
 @pytest.mark.parametrize("large", [False, True])
 def test_gradients_are_averaged_summed_and_weighed(large: bool) -> None:
     for mean, total, weighed in values(run_crew(2, average, large)):
-        assert mean == [1.5, 1.0, 0.5, 1.5]
-        assert total == [3.0, 2.0, 1.0, 3.0]
-        assert weighed == [1.75, 1.5, 0.75, 1.75]
+        assert mean == [1.5, 1.5, 1.0, 0.5]
+        assert total == [3.0, 3.0, 2.0, 1.0]
+        assert weighed == [1.75, 1.75, 1.5, 0.75]
+
+
+def weigh_nothing() -> list[list[float]]:
+    comm = cases.connect()
+    found = []
+    for dtype in ("float64", "float16"):
+        gradient = np.full(2, np.nan if comm.rank else 3.0, dtype)
+        rankspawn.all_reduce_gradients([gradient], samples=0 if comm.rank else 4)
+        found.append(gradient.tolist())
+    return found
+
+
+def test_the_mean_of_no_samples_counts_as_nothing_also_if_it_is_no_number() -> None:
+    assert values(run_crew(2, weigh_nothing)) == [[[3.0, 3.0]] * 2] * 2
+
+
+def average_in_another_order() -> tuple[list[str], dict[str, float]]:
+    comm = cases.connect()
+    names = ["weight", "bias"] if comm.rank else ["bias", "weight"]
+    tree = {name: np.full(2, comm.rank + len(name)) * 1.0 for name in names}
+    back = rankspawn.all_reduce_gradients({"layer": tree})["layer"]
+    return [*back], {name: float(each[0]) for name, each in back.items()}
+
+
+def test_what_belongs_together_is_told_by_its_key_not_by_its_place() -> None:
+    for rank, (names, found) in enumerate(values(run_crew(2, average_in_another_order))):
+        assert found == {"bias": 4.5, "weight": 6.5}
+        assert names == (["weight", "bias"] if rank else ["bias", "weight"])
+
+
+def bring_other_shapes(large: bool) -> str:
+    comm = cases.connect()
+    shapes = [(3, 2), (8,)] if comm.rank else [(8,), (3, 2)]
+    more = [np.ones(20_000)] if large else []
+    with pytest.raises(rankspawn.CollectiveMismatchError) as caught:
+        rankspawn.all_reduce_gradients([*(np.ones(shape) for shape in shapes), *more])
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_gradients_of_other_shapes_are_no_mean_also_if_they_are_as_many(large: bool) -> None:
+    for story in values(run_crew(2, bring_other_shapes, large)):
+        assert "[3, 2] [8]" in story
+        assert "[8] [3, 2]" in story
 
 
 def refuse() -> list[str]:
@@ -59,6 +103,7 @@ def refuse() -> list[str]:
         lambda: rankspawn.all_reduce_gradients([np.ones(2, int)]),
         lambda: rankspawn.all_reduce_gradients([np.ones(2)], samples=0),
         lambda: rankspawn.DataParallel(object()),
+        lambda: rankspawn.DataParallel([np.ones(2), np.frombuffer(bytes(8))]),
     ):
         with pytest.raises((TypeError, ValueError)) as caught:
             call()
@@ -68,10 +113,11 @@ def refuse() -> list[str]:
 
 
 def test_what_makes_no_sense_is_refused_and_does_no_harm() -> None:
-    for whole, none, unknown in values(run_crew(2, refuse)):
+    for whole, none, unknown, fixed in values(run_crew(2, refuse)):
         assert "has no fractions" in whole
         assert "at least one needs some" in none
         assert "no torch module, no Paddle layer" in unknown
+        assert "must not be written to" in fixed
 
 
 def train_arrays() -> list[float]:
@@ -87,6 +133,8 @@ def train_arrays() -> list[float]:
     model.apply_collective_grads(classic)
     weighed = {"weight": np.full(3, comm.rank + 1.0), "bias": np.ones(1)}
     model.apply_collective_grads(weighed, samples=1 + 2 * comm.rank)
+    model["bias"] -= weighed["bias"]
+    assert model.module["bias"].tolist() == [-1.0]
     return [float(each["weight"][0]) for each in (modern, classic, weighed)]
 
 

@@ -40,7 +40,11 @@ class _Exchange:
         self._buckets = Buckets(comm)
 
     def broadcast(self) -> None:
-        for tensor in (*self.model.parameters, *self.model.buffers):
+        tensors = [*self.model.parameters, *self.model.buffers]
+        for tensor in tensors:  # on rank 0 too, which is not going to: all refuse it, or none
+            if not is_on_device(tensor):
+                flatten(tensor, writable=True)
+        for tensor in tensors:
             self.comm.broadcast(tensor)
 
     def scale(self, loss: Any, samples: float | None) -> Any:
@@ -202,6 +206,9 @@ class DataParallel:
     def __getitem__(self, key: Any) -> Any:
         """A part of the model."""
         return self.module[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.module[key] = value
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.module)

@@ -122,7 +122,7 @@ def reduce_on_devices(
         join = module.cat if kind[0] == "torch" else module.concat
         bucket = join([each.reshape([-1]) for each in same])
         if weight is not None:
-            bucket *= weight
+            bucket = bucket * weight if weight else module.zeros_like(bucket)
         comm.all_reduce(bucket, op)
         at = 0
         for each in same:

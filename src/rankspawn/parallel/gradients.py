@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from hashlib import blake2b
 
 from rankspawn.caller import at_users_line
 from rankspawn.parallel.buffers import Flat, flatten, need_numpy
@@ -29,6 +30,8 @@ _ALIGNMENT = 64
 # What travels with an announcement anyway.
 _SMALL = 32 << 10
 _MOST_KEPT = 4
+# Of the shapes in a bucket, how much is told in words: an announcement has little room.
+_TOLD = 120
 _buckets: weakref.WeakKeyDictionary[Communicator, Buckets] = weakref.WeakKeyDictionary()
 
 
@@ -83,12 +86,33 @@ def share_of_samples(comm: Communicator, samples: float) -> float:
     return float(samples / sum(counts))
 
 
+class _Bucket(Flat):
+    """Gradients of one type in one array: ranks with others are told, also if bytes are as many."""
+
+    __slots__ = ("_told",)
+
+    def __init__(
+        self, array: Any, dtype: str, itemsize: int, shapes: Sequence[tuple[int, ...]]
+    ) -> None:
+        data = flatten(array, writable=True).data
+        super().__init__(array, data, dtype, itemsize, (data.nbytes // itemsize,))
+        words = " ".join(str([*shape]) for shape in shapes)
+        mark = blake2b(words.encode(), digest_size=4).hexdigest()
+        words = words if len(words) <= _TOLD else f"{words[:_TOLD]}…"
+        self._told: str = f"{super().text} with gradients {mark} {words}"
+
+    @property
+    def text(self) -> str:
+        """Type and shapes, for announcements and errors."""
+        return self._told
+
+
 class Buckets:
     """Arrays in shared memory, one for each type, kept for the next time."""
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self._kept: dict[tuple[str, int], Flat] = {}
+        self._kept: dict[tuple[str, tuple[tuple[int, ...], ...]], _Bucket] = {}
 
     def reduce(self, flats: Sequence[Flat], op: str, weight: float | None = None) -> None:
         """Reduce all of them over the ranks, in place; each rank's times its weight."""
@@ -109,7 +133,7 @@ class Buckets:
         for flat in flats:
             places.append((at, at + flat.nbytes))
             at += -(-flat.nbytes // _ALIGNMENT) * _ALIGNMENT
-        bucket = self._bucket(dtype, at, flats[0].itemsize)
+        bucket = self._bucket(dtype, at, flats[0].itemsize, tuple(flat.shape for flat in flats))
         for flat, (begin, end) in zip(flats, places, strict=True):
             bucket.data[begin:end] = flat.data
         if weight is not None:
@@ -118,9 +142,11 @@ class Buckets:
         for flat, (begin, end) in zip(flats, places, strict=True):
             flat.data[:] = bucket.data[begin:end]
 
-    def _bucket(self, dtype: str, nbytes: int, itemsize: int) -> Flat:
-        """One of this size; all ranks keep the same ones, so all make a new one or none does."""
-        kept = self._kept.pop((dtype, nbytes), None)
+    def _bucket(
+        self, dtype: str, nbytes: int, itemsize: int, shapes: tuple[tuple[int, ...], ...]
+    ) -> _Bucket:
+        """One for these; all ranks keep the same ones, so all make a new one or none does."""
+        kept = self._kept.pop((dtype, shapes), None)
         if kept is None:
             count, plain = nbytes // itemsize, _IN_NUMPY.get(dtype, dtype)
             if nbytes > _SMALL:
@@ -128,9 +154,9 @@ class Buckets:
             else:
                 array = need_numpy("gradients are to be exchanged").empty(count, plain)
             array.fill(0)  # what lies between two gradients is reduced as well
-            kept = Flat(array, flatten(array, writable=True).data, dtype, itemsize, (count,))
+            kept = _Bucket(array, dtype, itemsize, shapes)
         # The one that was used last is the last.
-        self._kept[dtype, nbytes] = kept
+        self._kept[dtype, shapes] = kept
         if len(self._kept) > _MOST_KEPT:
             del self._kept[next(iter(self._kept))]
         return kept
@@ -161,7 +187,8 @@ class _Leaf:
 
 def _open(tree: Any, leaves: list[Any]) -> Any:
     if isinstance(tree, dict):
-        return {key: _open(value, leaves) for key, value in tree.items()}
+        opened = {key: _open(tree[key], leaves) for key in _in_order(tree)}
+        return {key: opened[key] for key in tree}
     if isinstance(tree, list | tuple):
         return _sequence(type(tree), [_open(value, leaves) for value in tree])
     if tree is None:
@@ -172,10 +199,19 @@ def _open(tree: Any, leaves: list[Any]) -> Any:
 
 def _close(shape: Any, leaves: Any) -> Any:
     if isinstance(shape, dict):
-        return {key: _close(value, leaves) for key, value in shape.items()}
+        closed = {key: _close(shape[key], leaves) for key in _in_order(shape)}
+        return {key: closed[key] for key in shape}
     if isinstance(shape, list | tuple):
         return _sequence(type(shape), [_close(value, leaves) for value in shape])
     return next(leaves) if shape is _Leaf else None
+
+
+def _in_order(tree: dict[Any, Any]) -> list[Any]:
+    """The keys in an order that is the same on all ranks; that of a set's texts is not."""
+    try:
+        return sorted(tree)
+    except TypeError:
+        return [*tree]
 
 
 def _sequence(kind: Any, values: list[Any]) -> Any:

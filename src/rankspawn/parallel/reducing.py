@@ -6,6 +6,7 @@ are made with 32 bits and rounded once.
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from functools import cache
 from functools import reduce as fold
@@ -166,8 +167,12 @@ def _narrowed(numpy: Any, total: Any) -> Any:
 
 
 def scale(data: memoryview, dtype: str, factor: float) -> None:
-    """Multiply floats by a factor, in place."""
+    """Multiply floats by a factor, in place; by 0, what is not a number as well."""
     from rankspawn.parallel.buffers import need_numpy
+
+    if not factor:  # of no samples, whose mean may be anything
+        ctypes.memset(ctypes.addressof(ctypes.c_char.from_buffer(data)), 0, data.nbytes)
+        return
 
     numpy = need_numpy("numbers are to be weighed")
     if dtype in ("bfloat16", "float16"):
