@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from rankspawn.supervise.reports import Steps
 from rankspawn.trace.page import make_page
+from rankspawn.trace.recording import Ended
 from tests.browser import CHROMIUM, Browser
-from tests.trace.trace_cases import HOSTILE, data_of
+from tests.trace.trace_cases import HOSTILE, data_of, make_recording
 
 
 def test_what_ranks_printed_is_no_markup() -> None:
@@ -81,6 +83,30 @@ class TestInABrowser:
         assert self.text(browser, "#detail").startswith("rank 0\n")
         browser.press("Escape")
         assert browser.run("document.getElementById('detail').hidden")
+
+    def test_curves_end_where_a_group_is_restarted(self, browser: Browser, tmp_path: Path) -> None:
+        recording = make_recording(2, failed=1)
+        recording.starts.append(10.0)
+        for lane in recording.lanes:
+            lane.starts(10.1, 5000 + lane.rank)
+            lane.is_in("running", 10.5)
+            lane.reports(Steps(1, 100, {"loss": 1.0}), 11)
+            lane.reports(Steps(2, 100, {"loss": 0.5}), 12)
+            lane.ends(Ended("done", "done", 12.0), 12.0)
+        recording.seconds = 12.0
+        self.show(browser, tmp_path, recording.as_data())
+        assert self.has_colour(browser, 11.5 / 12)
+        assert not self.has_colour(browser, 10.5 / 12)
+
+    def has_colour(self, browser: Browser, part: float) -> bool:
+        """Whether a curve goes through the chart there; the lines behind it are grey."""
+        colours = browser.run(
+            "(() => { const chart = document.getElementById('chart');"
+            f"const at = 108 + {part} * (document.getElementById('scroll').clientWidth - 116);"
+            "return [...chart.getContext('2d').getImageData(at, 0, 1, chart.height).data]; })()"
+        )
+        pixels = [colours[at : at + 3] for at in range(0, len(colours), 4)]
+        return any(max(pixel) - min(pixel) > 60 for pixel in pixels)
 
     def test_a_thousand_ranks(self, browser: Browser, tmp_path: Path) -> None:
         self.show(browser, tmp_path, data_of(1000, failed=437))

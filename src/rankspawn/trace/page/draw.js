@@ -54,6 +54,7 @@ function between(curve, at) {  // as it is drawn: straight from point to point
   if (!times.length || at < times[0] || at > times[times.length - 1]) return null;
   let next = times.findIndex((time) => time >= at);
   if (next < 1) return values[0];
+  if (isRestarted(times[next - 1], times[next])) return null;
   const part = (at - times[next - 1]) / (times[next] - times[next - 1] || 1);
   return values[next - 1] + part * (values[next] - values[next - 1]);
 }
@@ -205,10 +206,13 @@ function drawLane(pen, lane, row, y, width, x, labelled) {
     const place = x(ended.end);
     pen.fillRect(place - 2, y + thin / 2, ended.cause ? 6 : 4, state.height - thin);
     if (ended.cause && state.height >= 16) {
+      // On its own bar if that is long enough: behind it the bar of the next try may follow.
+      const began = Math.max(...run.starts.filter((start) => start < ended.end), 0);
+      const inside = place - Math.max(x(began), gutter()) > 60;
       pen.font = "bold 13px system-ui, sans-serif";
-      pen.textAlign = place > width - 60 ? "right" : "left";
-      pen.fillStyle = "#fff";
-      pen.fillText("✕ first", place + (place > width - 60 ? -6 : 8), y + state.height / 2);
+      pen.textAlign = inside ? "right" : "left";
+      pen.fillStyle = inside ? "#fff" : colours.failed;
+      pen.fillText("✕ first", place + (inside ? -6 : 8), y + state.height / 2);
       pen.font = "11px system-ui, sans-serif";
     }
   }
@@ -224,13 +228,14 @@ function extent(rows) {
   }
   return [low, high > low ? high : low + 1];
 }
+const isRestarted = (from, to) => run.starts.some((start) => from < start && start <= to);
 function drawCurve(pen, curve, x, top, tall, [low, high], colour, thick) {
   pen.strokeStyle = colour;
   pen.lineWidth = thick;
   pen.beginPath();
   for (let at = 0; at < curve[0].length; at += 1) {
     const px = x(curve[0][at]), py = top + tall - ((curve[1][at] - low) / (high - low)) * tall;
-    if (at) pen.lineTo(px, py); else pen.moveTo(px, py);
+    if (at && !isRestarted(curve[0][at - 1], curve[0][at])) pen.lineTo(px, py); else pen.moveTo(px, py);
   }
   pen.stroke();
   pen.lineWidth = 1;
