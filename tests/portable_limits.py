@@ -30,6 +30,8 @@ LIMITS = {
         "::test_pages_that_a_rank_touches[forkserver]",
         # Its own words for an interpreter that is none: spawn has others.
         "::test_an_executable_that_is_no_python[forkserver-/bin/false]",
+        # What is executed gets a variable in whole.
+        "::test_a_variable_that_is_too_large_for_the_system_is_named[forkserver-option]",
         # A fork does not run exit functions where Python has lost what that needs; a fresh
         # interpreter runs them.
         "::test_all_of_them_at_once[forkserver]",
@@ -37,6 +39,11 @@ LIMITS = {
     "there is no process that ranks of tests could be copies of": (
         "::test_ranks_are_copies_of_a_process_that_has_collected_their_test",
         "::test_tests_that_cannot_be_copied_get_fresh_processes",
+        # Nobody imports a test for its ranks beforehand, and each of them prints what it imports.
+        "[os._exit(3)-importing it has ended the process]",
+        "[signal.pause()-importing it takes half of the test's timeout]",
+        "[raise OSError('not here')-it cannot be collected there (*OSError: not here)]",
+        "::test_output_of_modules_is_shown_once_with_s",
     ),
     "preload has no effect": (
         "::test_the_server_imports_what_a_script_imports",

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from tests.jobs import DEADLOCK
-from tests.pytest_plugin.whole_runs import run
+from tests.pytest_plugin.whole_runs import HELPERS, run
 
 pytest_plugins = ["pytester"]
 
@@ -141,13 +141,16 @@ def test_a_rank_in_which_pytest_cannot_start_shows_why(pytester: pytest.Pytester
 @pytest.mark.slow
 def test_with_xdist_and_a_random_order(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
-        test_it="import random, pytest\n"
+        helpers=HELPERS,
+        test_it="import random, pytest\nfrom helpers import say_pid, wait_for\n"
         "@pytest.mark.parametrize('number', range(4))\n"
         "@pytest.mark.ranks(2)\n"
         "def test_it(rank, number, shared_tmp_path):\n"
-        "    (shared_tmp_path / str(rank)).write_text(str(random.random()))\n"
+        "    (shared_tmp_path / f'random.{rank}').write_text(str(random.random()))\n"
+        "    say_pid(shared_tmp_path, rank)\n"
+        "    if number == 2 and rank == 1: wait_for(shared_tmp_path, 0, has_ended=True)\n"
         "    assert number != 2 or rank == 0\n"
-        "    assert number != 3\n"
+        "    assert number != 3\n",
     )
     result = pytester.runpytest_subprocess("-n", "2", "--basetemp=here", timeout=DEADLOCK)
 
@@ -156,5 +159,5 @@ def test_with_xdist_and_a_random_order(pytester: pytest.Pytester) -> None:
     folders = list((pytester.path / "here").glob("popen-gw*/ranks[0-9]*/shared"))
     assert len(folders) == 4
     for shared in folders:
-        numbers = {file.read_text() for file in shared.iterdir()}
+        numbers = {file.read_text() for file in shared.glob("random.*")}
         assert len(numbers) == 1, "pytest-randomly has seeded each rank in another way"

@@ -13,32 +13,9 @@ import psutil
 import pytest
 
 from tests.jobs import DEADLOCK
-from tests.pytest_plugin.whole_runs import FORK, run
+from tests.pytest_plugin.whole_runs import FORK, HELPERS, run
 
 pytest_plugins = ["pytester"]
-
-# Ranks that wait for each other, so that nothing depends on who is quick.
-HELPERS = """
-import os, time
-
-def say_pid(folder, rank):
-    (folder / f"{rank}.new").write_text(str(os.getpid()))
-    (folder / f"{rank}.new").rename(folder / str(rank))
-
-def wait_for(folder, rank, *, has_ended):
-    while not (folder / str(rank)).exists():
-        time.sleep(0.01)
-    pid = (folder / str(rank)).read_text()
-    while has_ended and runs(pid):
-        time.sleep(0.01)
-
-def runs(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return ") Z " not in stat.read()
-    except OSError:
-        return False
-"""
 
 
 def test_a_failure_shows_the_assertion_and_the_state_of_the_other_ranks(
@@ -179,11 +156,16 @@ def test_a_rank_that_dies_fails_the_test_with_its_output(pytester: pytest.Pytest
 
 @pytest.mark.slow
 def test_classes_and_fixtures_that_fail(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(helpers=HELPERS)
     result = run(
         pytester,
+        "from helpers import say_pid, wait_for\n"
         "class TestGroup:\n"
         "    def setup_method(self):\n        self.number = 3\n"
-        "    @pytest.fixture\n    def broken(self, rank):\n        assert rank == 0\n"
+        "    @pytest.fixture\n    def broken(self, rank, shared_tmp_path):\n"
+        "        say_pid(shared_tmp_path, rank)\n"
+        "        if rank: wait_for(shared_tmp_path, 0, has_ended=True)\n"
+        "        assert rank == 0\n"
         "    def test_method(self, rank):\n        assert self.number == 3\n"
         "    def test_broken(self, broken):\n        pass\n",
     )
