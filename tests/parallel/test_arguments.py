@@ -37,6 +37,11 @@ def give_odd_things(engine: bool) -> list[Any]:
         lambda: comm.recv(np.ones(1), 1 - comm.rank, tag=1 << 70),
         lambda: comm.rank or comm.scatter(np.array(["a", "b"])),
         lambda: comm.all_reduce(np.ones(1), timeout=np.float32(60)).tolist(),
+        lambda: comm.split([1]),
+        lambda: comm.split(0, key="b"),
+        lambda: comm.empty((2, -1)),
+        lambda: [comm.empty(np.int64(3)).shape, comm.empty((np.int64(1), 2)).shape],
+        lambda: comm.split(np.int64(comm.rank), key=0.5).size,
     ]
     found: list[Any] = []
     for call in calls:
@@ -67,6 +72,10 @@ def test_odd_arguments_are_taken_or_refused_with_a_word(engine: bool) -> None:
     assert first[12].startswith("ValueError: tag=1180591620717411303424: tags have 63 bits")
     assert first[13].startswith("TypeError: scatter takes numbers and times, not str")
     assert first[14] == [2.0]
+    assert first[15] == "TypeError: color=[1]: it is a whole number, a text, or None for no part"
+    assert first[16] == "TypeError: key='b': ranks are ordered by numbers"
+    assert first[17].startswith("ValueError")
+    assert first[18:] == [[(3,), (1, 2)], 1]
 
 
 def test_a_time_that_is_none_is_refused_before_anybody_waits() -> None:

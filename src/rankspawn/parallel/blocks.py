@@ -14,6 +14,7 @@ import weakref
 from rankspawn.descriptors import anonymous_file
 from rankspawn.parallel.buffers import count_of, need_numpy
 from rankspawn.parallel.layout import rounded
+from rankspawn.parallel.pieces import check_shape
 from rankspawn.parallel.reducing import reduce_rows
 from rankspawn.parallel.reductions import shares_of
 from rankspawn.parallel.region import address_of, no_room, take_room
@@ -45,7 +46,7 @@ class Wanted:
 
     def __init__(self, numpy: Any, shape: Any, dtype: Any) -> None:
         self.numpy = numpy
-        self.shape: tuple[int, ...] = (shape,) if isinstance(shape, int) else tuple(shape)
+        self.shape: tuple[int, ...] = check_shape(shape)
         self.dtype: Any = numpy.dtype(dtype)
         if self.dtype.hasobject:
             raise TypeError("Python objects cannot be in shared memory")

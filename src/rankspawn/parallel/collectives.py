@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from rankspawn.caller import at_users_line
 from rankspawn.parallel.buffers import Flat, check_can_be_made, flatten, make_like
 from rankspawn.parallel.objects import pickled, unpickled
-from rankspawn.parallel.pieces import check_tag
+from rankspawn.parallel.pieces import check_part, check_tag
 from rankspawn.parallel.reducing import check_operation
 from rankspawn.parallel.usage import Usage
 
@@ -159,6 +159,7 @@ class Collectives(Usage):
 
         None for a rank whose color is None.
         """
+        check_part(color, key)
         part = self._split(pickled((color, key)), timeout)
         if part is not None:
             self._parts.append(part)

@@ -10,6 +10,7 @@ from operator import index
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 
 def check_rank(rank: int, name: str, size: int) -> int:
@@ -40,6 +41,34 @@ def check_tag(tag: int) -> None:
         raise TypeError(f"tag={tag!r}: tags are whole numbers") from None
     if not -(1 << 63) <= number < 1 << 63:
         raise ValueError(f"tag={tag!r}: tags have 63 bits")
+
+
+def check_shape(shape: Any) -> tuple[int, ...]:
+    """A shape, or the only number of one, as Python's own numbers.
+
+    Raises:
+        TypeError: It has other things than whole numbers.
+        ValueError: One is less than none.
+    """
+    try:
+        sizes: tuple[int, ...] = (index(shape),)
+    except TypeError:
+        sizes = (*map(index, shape),)
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"shape={shape!r}: there are no arrays of less than nothing")
+    return sizes
+
+
+def check_part(color: Any, key: Any) -> None:
+    """Refuse what cannot be compared with what other ranks give, before it is announced.
+
+    Raises:
+        TypeError: It is something else than a number or a text (color), or a number (key).
+    """
+    if color is not None and not isinstance(color, str) and not hasattr(color, "__index__"):
+        raise TypeError(f"color={color!r}: it is a whole number, a text, or None for no part")
+    if not hasattr(key, "__float__"):
+        raise TypeError(f"key={key!r}: ranks are ordered by numbers")
 
 
 def check_timeout(timeout: float | None) -> None:
