@@ -91,7 +91,10 @@ def test_the_environment_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert context is not None
     (environ,) = context.results()
     assert environ["MASTER_ADDR"] == "another-machine"
-    assert "RANK" not in environ
+    added = environ.keys() - os.environ.keys()
+    assert {**os.environ, **{name: environ[name] for name in added}} == environ
+    # Those that the page names.
+    assert added == {"RANKSPAWN_JOB", "RANKSPAWN_MEETING"}
 
 
 def environment_of(_: int) -> dict[str, str]:

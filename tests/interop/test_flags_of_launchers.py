@@ -193,6 +193,14 @@ MORE = {
 RUN_ID = {"TORCHELASTIC_RUN_ID": "drawn by chance, if --rdzv-id gives none"}
 
 
+def test_every_difference_of_the_environment_is_on_the_page() -> None:
+    table = PAGE[PAGE.index("where both launchers differ:") :]
+    families = ("PADDLE_", "FLAGS_selected_", "RANKSPAWN_")
+    for name in {**TORCH, **MORE, **LOCALHOST, **RUN_ID}:
+        family = next((f"{each}*" for each in families if name.startswith(each)), name)
+        assert f"`{family}`" in table, name
+
+
 @needs_torch
 @pytest.mark.parametrize(
     ("line", "count", "expected"),
