@@ -14,6 +14,7 @@ import pytest
 from rankspawn import ProcessException, ProcessRaisedException
 from rankspawn.cluster import attach
 from rankspawn.cluster.kept_jobs import home
+from tests.cluster import cluster_cases as cases
 from tests.jobs import DEADLOCK
 from tests.launch.slurm_cluster import Cluster, running_slurm, why_no_slurm
 
@@ -26,9 +27,9 @@ from rankspawn.cluster import Slurm
 from tests.cluster import cluster_cases as cases
 
 if __name__ == "__main__":
-    folder, how = sys.argv[1:]
+    folder, how, what = sys.argv[1:]
     context = rankspawn.spawn(
-        cases.wait_for_word, (folder,), nprocs=1, backend="gloo", join=False,
+        getattr(cases, what), (folder,), nprocs=1, backend="gloo", join=False,
         cluster=Slurm(nodes=2, detach=True, extra=[f"--output={folder}/output"]),
     )
     print(context.job_id, *context.pids(), flush=True)
@@ -58,12 +59,12 @@ def _environ(slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert list(home().iterdir()) == []
 
 
-def _drive(folder: Path, how: str) -> tuple[str, list[int]]:
+def _drive(folder: Path, how: str, what: str = "wait_for_word") -> tuple[str, list[int]]:
     """Run a driver to its end; the number of its job, and the processes of its ranks."""
     script = folder / "driver.py"
     script.write_text(DRIVER)
     done = subprocess.run(
-        [sys.executable, script, folder, how],
+        [sys.executable, script, folder, how, what],
         stdout=subprocess.PIPE,
         cwd=ROOT,
         timeout=DEADLOCK,
@@ -72,6 +73,13 @@ def _drive(folder: Path, how: str) -> tuple[str, list[int]]:
     assert done.returncode == (0 if how == "exit" else -int(how))
     job, *pids = done.stdout.decode().split()
     return job, [int(pid) for pid in pids]
+
+
+def _wait_until_pending(slurm: Cluster, job: str) -> None:
+    deadline = time.monotonic() + DEADLOCK
+    while "PENDING" not in slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%T"):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_a_driver_is_killed_and_another_one_has_the_results(tmp_path: Path) -> None:
@@ -114,10 +122,23 @@ def test_scancel_is_named(slurm: Cluster, tmp_path: Path) -> None:
 def test_a_job_that_went_back_to_the_queue_begins_again(slurm: Cluster, tmp_path: Path) -> None:
     job, _ = _drive(tmp_path, "9")
     slurm.run("scontrol", "requeue", job)
-    deadline = time.monotonic() + DEADLOCK
-    while "PENDING" not in slurm.run("squeue", "--noheader", f"--jobs={job}", "--format=%T"):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    _wait_until_pending(slurm, job)
     (tmp_path / "word").write_text("return")
     slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")
     assert attach(job).results() == [(0, 1), (1, 1)]
+
+
+def test_ranks_of_a_job_that_goes_back_to_the_queue_have_time_to_save(
+    slurm: Cluster, tmp_path: Path
+) -> None:
+    job, _ = _drive(tmp_path, "9", "save_on_sigterm")
+    ready = [tmp_path / "ready.0", tmp_path / "ready.1"]
+    cases.wait_for(*ready)
+    slurm.run("scontrol", "requeue", job)
+    cases.wait_for(tmp_path / "saved.0", tmp_path / "saved.1")
+    for path in ready:
+        path.unlink()
+    _wait_until_pending(slurm, job)
+    slurm.run("scontrol", "update", f"jobid={job}", "starttime=now")
+    cases.wait_for(*ready)
+    attach(job).terminate()

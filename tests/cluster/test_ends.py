@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -157,6 +158,39 @@ def test_scancel_leaves_time_to_save_and_nothing_else(slurm: Cluster, tmp_path: 
     cases.wait_for(tmp_path / "warned.0", tmp_path / "warned.1")
     slurm.cancel("rst-ends")
     assert context.join()  # they said that all was well
+    slurm.wait_until_idle()
+    assert sorted(path.name for path in tmp_path.glob("saved.*")) == ["saved.0", "saved.1"]
+
+
+def _use_up_the_time(slurm: Cluster, name: str) -> None:
+    # The least that a job can ask for is a minute; Slurm looks twice in a minute.
+    job = slurm.run("squeue", "--noheader", f"--name={name}", "--format=%i").strip()
+    slurm.run("scontrol", "update", f"jobid={job}", "endtime=now")
+
+
+def _need_the_nodes(slurm: Cluster, _: str) -> None:
+    slurm.run(*slurm.srun("--partition=urgent", "--exclusive", "true"))
+
+
+@pytest.mark.parametrize("end", [_use_up_the_time, _need_the_nodes], ids=["time", "preemption"])
+def test_what_else_ends_a_job_leaves_time_to_save(
+    slurm: Cluster, tmp_path: Path, end: Callable[[Cluster, str], None]
+) -> None:
+    context = rankspawn.spawn(
+        cases.save_on_sigterm,
+        (str(tmp_path),),
+        nprocs=1,
+        cluster=Slurm(nodes=2, extra=["--job-name=rst-ends"]),
+        backend="gloo",
+        join=False,
+        grace_period=DEADLOCK,
+    )
+    cases.wait_for(tmp_path / "ready.0", tmp_path / "ready.1")
+    with ThreadPoolExecutor(1) as aside:
+        ended = aside.submit(end, slurm, "rst-ends")
+        # The nodes that somebody else needs are free once this has given them back.
+        assert context.join()
+        ended.result()
     slurm.wait_until_idle()
     assert sorted(path.name for path in tmp_path.glob("saved.*")) == ["saved.0", "saved.1"]
 

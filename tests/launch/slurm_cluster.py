@@ -48,9 +48,15 @@ MpiDefault=none
 SlurmdParameters=config_overrides
 ReturnToService=2
 KillWait={kill_wait:.0f}
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 """
 _NODE = "NodeName={name} NodeHostname={machine} NodeAddr=127.0.0.1 Port={port} CPUs=4\n"
-_PARTITION = "PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
+# Jobs of the second one take the nodes from those of the first, which get time as well.
+_PARTITIONS = """
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP GraceTime={kill_wait:.0f}
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
+"""
 
 
 class Cluster:
@@ -60,14 +66,15 @@ class Cluster:
         self._folder = folder
         self.configuration = folder / "slurm.conf"
         machine = socket.gethostname().partition(".")[0]
+        kill_wait = 2 * DEADLOCK
         text = _CONFIGURATION.format(
-            folder=folder, machine=machine, controller_port=ports[0], kill_wait=2 * DEADLOCK
+            folder=folder, machine=machine, controller_port=ports[0], kill_wait=kill_wait
         )
         for name, port in zip(NODES, ports[1:], strict=True):
             text += _NODE.format(name=name, machine=machine, port=port)
             (folder / f"spool.{name}").mkdir()
         (folder / "state").mkdir()
-        self.configuration.write_text(text + _PARTITION)
+        self.configuration.write_text(text + _PARTITIONS.format(kill_wait=kill_wait))
         self._environ = {**os.environ, "SLURM_CONF": str(self.configuration)}
         self._keeper = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("keeper.py"))],
