@@ -21,7 +21,7 @@ from rankspawn.cluster.attended import Attendance
 from rankspawn.cluster.keeper import Keeper
 from rankspawn.cluster.kept_jobs import KeptJob, home, new_folder
 from rankspawn.cluster.printed import InMemory, Merged
-from rankspawn.cluster.relay import carry, connect
+from rankspawn.cluster.relay import address_of, carry, connect
 from rankspawn.cluster.slurm import Slurm
 from rankspawn.supervise.context import start_context
 from rankspawn.supervise.policy import SupervisionPolicy
@@ -167,6 +167,21 @@ def test_the_relay_carries_both_ways_until_one_end_closes() -> None:
         keeper.close()
         thread.join(DEADLOCK)
         assert not thread.is_alive()
+
+
+def test_another_user_is_neither_heard_nor_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    supervisor: Any = None
+    attendance = Attendance("job-of-another", supervisor)
+    attendance.start()
+    other = os.geteuid() + 1
+    monkeypatch.setattr("rankspawn.cluster.relay.os.geteuid", lambda: other)
+    with pytest.raises(PermissionError, match="another user listens"):
+        connect("job-of-another")
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(DEADLOCK)
+        connection.connect(address_of("job-of-another"))
+        assert connection.recv(1) == b""
+    attendance.finish()
 
 
 def test_nobody_listens_where_no_keeper_is() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from rankspawn import ProcessException, ProcessRaisedException
 from rankspawn.cluster import attach
-from rankspawn.cluster.kept_jobs import home
+from rankspawn.cluster.kept_jobs import home, load
 from tests.cluster import cluster_cases as cases
 from tests.jobs import DEADLOCK
 from tests.launch.slurm_cluster import Cluster, running_slurm, why_no_slurm
@@ -108,6 +108,18 @@ def test_one_that_comes_back_ends_the_job(tmp_path: Path) -> None:
     context = attach(job)
     context.terminate()
     assert context.exitcodes() == [-15, -15]
+
+
+def test_no_command_line_and_no_script_has_the_key(slurm: Cluster, tmp_path: Path) -> None:
+    job, _ = _drive(tmp_path, "9")
+    key = load(job).key.hex()
+    context = attach(job)
+    told = [slurm.run("scontrol", "write", "batch_script", job, "-")]
+    told += [slurm.run("scontrol", "show", "--detail", "job", job), *slurm.left()]
+    assert any("rankspawn.cluster.keeper" in text for text in told[2:])
+    assert not any(key in text for text in told)
+    (tmp_path / "word").write_text("return")
+    assert context.join()
 
 
 def test_scancel_is_named(slurm: Cluster, tmp_path: Path) -> None:
