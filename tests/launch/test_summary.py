@@ -136,6 +136,14 @@ class TestTraceback:
         lines = [f"  + Exception Group {TRACEBACK[0]}", "  | ExceptionGroup: x (1 sub-exception)"]
         assert find_traceback(["noise", *lines]) == lines
 
+    def test_the_stacks_of_a_crash(self) -> None:
+        head = ["Fatal Python error: Segmentation fault", "", "Current thread 0x1:"]
+        frames = [f'  File "a.py", line {number} in f' for number in range(40)]
+        lines = [*TRACEBACK, "handled", *head, *frames]
+        assert find_traceback(lines) == [*head, *frames]
+        said = describe_cause(ending(1, outcome(End.DIED, -11)), lines, host="n0")
+        assert f"workerlog.1:\n  | {head[0]}\n" in said
+
     def test_a_very_long_one(self) -> None:
         lines = [TRACEBACK[0], *[f"  File {n}" for n in range(300)], "RecursionError"]
         found = find_traceback(lines)

@@ -21,6 +21,8 @@ LINES_READ = 400
 _LINES_WITHOUT_TRACEBACK = 20
 _LONGEST_TRACEBACK = 120
 _TRACEBACK = "Traceback (most recent call last):"
+# How faulthandler begins to tell of a crash in C code, which is no shorter.
+_CRASH = "Fatal Python error: "
 _CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -90,8 +92,15 @@ def describe_cause(cause: Ending, lines: Sequence[str], *, host: str, no_restart
 
 
 def find_traceback(lines: Sequence[str]) -> list[str]:
-    """The last traceback with all it was caused by, to the end; without one, the last lines."""
-    starts = [index for index, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)]
+    """The last traceback with all it was caused by, to the end; without one, the last lines.
+
+    The stacks of a crash are one as well.
+    """
+    starts = [
+        index
+        for index, line in enumerate(lines)
+        if line.rstrip().endswith(_TRACEBACK) or line.startswith(_CRASH)
+    ]
     if not starts:
         return list(lines[-_LINES_WITHOUT_TRACEBACK:])
     first = starts.pop()
