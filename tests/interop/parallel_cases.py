@@ -159,6 +159,12 @@ def wrap(name):
     assert not plain.training
     model.note = 7
     assert plain.note == 7
+    del model.note
+    assert not hasattr(plain, "note")
+    for same in (model.to(dtype="float32" if name == "paddle" else None), model.apply(id)):
+        assert same is model
+    if name == "torch":
+        assert model.train().eval() is model
     assert model.first is plain.first
     assert model.module is plain
     assert repr(model).startswith("DataParallel(Model(")

@@ -11,6 +11,7 @@ import pytest
 
 import rankspawn
 from rankspawn.parallel.gradients import open_tree
+from rankspawn.parallel.reducing import check_operation
 from tests.parallel import cases
 from tests.parallel.crew import run_crew, values
 
@@ -118,6 +119,39 @@ def test_what_makes_no_sense_is_refused_and_does_no_harm() -> None:
         assert "at least one needs some" in none
         assert "no torch module, no Paddle layer" in unknown
         assert "must not be written to" in fixed
+
+
+class Parts(dict[str, Any]):
+    """A dict that returns itself as torch's modules do."""
+
+    half = "of it"
+
+    def train(self) -> Parts:
+        return self
+
+    def eval(self) -> int:
+        return 7
+
+
+def test_a_method_that_returns_the_model_returns_what_wraps_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rankspawn.parallel.environment._current", None)
+    model = rankspawn.DataParallel(Parts(weight=np.ones(2)))
+
+    assert model.train() is model
+    assert model.eval() == 7
+    assert model.half == "of it"
+    model.note = 1
+    del model.note
+    assert not hasattr(model.module, "note")
+    model._data_parallel.comm.close()
+
+
+@pytest.mark.parametrize("dtype", ["complex32", "float8_e4m3fn"])
+def test_types_that_numpy_has_not_are_refused_before_the_call_is_announced(dtype: str) -> None:
+    with pytest.raises(TypeError, match=f"{dtype} cannot be reduced"):
+        check_operation("sum", dtype)
 
 
 def train_arrays() -> list[float]:

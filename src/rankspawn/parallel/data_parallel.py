@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 from rankspawn.caller import at_users_line
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from rankspawn.parallel.communicator import Communicator
 
 _OWN = "_data_parallel"
+# Methods of torch's modules and Paddle's layers that return what they are called on.
+_RETURN_THE_MODEL = frozenset((
+    "train", "eval", "to", "cpu", "cuda", "float", "double", "half", "bfloat16", "type", "apply",
+    "requires_grad_", "float16", "astype",
+))  # fmt: skip
 
 
 class _Exchange:
@@ -198,10 +204,25 @@ class DataParallel:
     def __getattr__(self, name: str) -> Any:
         if name in ("module", _OWN):  # while a copy is being made
             raise AttributeError(name)
-        return getattr(self.module, name)
+        found = getattr(self.module, name)
+        is_methods = name in _RETURN_THE_MODEL and getattr(found, "__self__", None) is self.module
+        return self._returning_this(found) if is_methods else found
+
+    def _returning_this(self, method: Any) -> Any:
+        """The model's method, after which ``model = model.train()`` still is this object."""
+
+        @wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            return self if result is self.module else result
+
+        return call
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self.module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.module, name)
 
     def __getitem__(self, key: Any) -> Any:
         """A part of the model."""

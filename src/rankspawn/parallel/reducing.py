@@ -63,9 +63,10 @@ def _kind(dtype: str) -> str:
     name = dtype.lstrip("<>=|")
     if name != dtype:  # not in this machine's order: NumPy's short names
         return {"f": "float", "i": "int", "u": "int", "c": "complex"}.get(name[:1], "other")
-    for beginning in ("float8", "bool", "int", "uint", "float", "bfloat16", "complex"):
+    # NumPy has none of 8 bits, and of complex numbers none of 32.
+    for beginning in ("float8", "complex32", "bool", "int", "uint", "float", "bfloat16", "complex"):
         if name.startswith(beginning):
-            plain = {"uint": "int", "bfloat16": "float", "float8": "other"}
+            plain = {"uint": "int", "bfloat16": "float", "float8": "other", "complex32": "other"}
             return plain.get(beginning, beginning)
     return {"longdouble": "float", "clongdouble": "complex"}.get(name, "other")
 
