@@ -88,6 +88,8 @@ NAMED = {
 }
 # No flags, but ways to write a script, and what stands in variables.
 OTHER_LINES = {
+    "a port of its own choice": "--nnodes=1:2 --max-restarts=3 --rdzv-backend=c10d "
+    "--rdzv-endpoint=localhost:0 --rdzv-conf=last_call_timeout=1 train.py",
     "a script without a suffix": "--standalone train",
     "a folder": "--standalone package",
     "a short form of a flag": "--standalone --max_restart=2 train.py",

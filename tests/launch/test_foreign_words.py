@@ -192,6 +192,11 @@ class TestALineOfTorchruns:
         config = read(f"{line} train.py")
         assert (config.first_port, config.master, config.node_rank) == (port, None, -1)
 
+    @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
+    def test_a_node_that_begins_alone_at_a_free_port(self, host: str) -> None:
+        config = read(f"--nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint {host}:0 train.py")
+        assert (config.master, config.min_nodes, config.max_nodes) == (None, 1, 2)
+
     def test_certificates_of_an_etcd(self) -> None:
         conf = "protocol=https,cacert=ca.pem,cert=me.pem,key=me.key"
         line = f"--nnodes 2 --rdzv-backend etcd --rdzv-endpoint e --rdzv-conf {conf} train.py"
@@ -210,7 +215,8 @@ class TestALineOfTorchruns:
     @pytest.mark.parametrize(
         ("line", "problem"),
         [
-            ("--nnodes 2 --rdzv-endpoint a:0", "give a port that is not 0"),
+            ("--nnodes 2 --rdzv-endpoint localhost:0", "give a port that is not 0"),
+            ("--nnodes 1:2 --rdzv-endpoint a:0", "give a port that is not 0"),
             ("--nnodes 2 --master a:1 --rdzv-endpoint b:1", "--master and --rdzv_endpoint mean"),
             ("--nnodes 2 --rank 0 --node-rank 1", "--rank and --node_rank mean the same"),
             ("--nnodes 2 --node-rank 2", "--node_rank=2 is out of range for 2 nodes"),

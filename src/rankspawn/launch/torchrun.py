@@ -13,7 +13,7 @@ from __future__ import annotations
 from rankspawn.launch.flag_values import seconds as read_seconds
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.scheduler_values import outside_pod, port_of
-from rankspawn.plan.topology import join
+from rankspawn.plan.topology import is_loopback, join
 from rankspawn.values import dataclass
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
@@ -181,7 +181,8 @@ class Translation:
         endpoint, _, host, port = (self._take(word) for word in words)
         if host and source == TORCHRUNS:
             host = outside_pod(host, "PET_NODE_RANK", self._environ)
-        many = self._values.get("nnodes", (1, 1))[1] > 1
+        low, high = self._values.get("nnodes", (1, 1))
+        many = high > 1
         if backend.startswith("etcd"):
             if endpoint:
                 scheme = "etcds" if conf.get("protocol") == "https" else "etcd"
@@ -199,8 +200,11 @@ class Translation:
             place = join(host or _LOOPBACK, _MASTER_PORT if port is None else port)
         else:
             return
-        number = int(place.rpartition(":")[2])
+        name, _, digits = place.rpartition(":")
+        number = int(digits)
         if many and not number:
+            if low == 1 and is_loopback(name.strip("[]")):
+                return  # this node begins alone, at a free port that it tells
             raise UsageError(f"several nodes cannot meet at {place}: give a port that is not 0")
         if many:
             self._put("master", place, source, given[0] if given else "node_rank")
