@@ -161,6 +161,7 @@ def test_both_do_the_same(what: str, folder: Path) -> None:
 @needs_torch
 def test_variables_count_as_torchruns_do(folder: Path) -> None:
     environ = {"PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "2", "PET_ROLE": "x", "PET_TEE": "3"}
+    environ["TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"] = "<${role_name}/${local_rank}$$ ${other}> "
     line = ["--role", "y", "train.py"]
     theirs = shown([*TORCHRUN_COMMAND, *line], folder, environ)
     assert shown([*OURS, *line], folder, environ) == theirs

@@ -47,6 +47,16 @@ class TestOutput:
         done = rankrun(telling, "--nproc-per-node=2", "-t", "3", "--role", "bob", "train.py")
         assert shown(done) == (["[bob0]:out 0", "[bob1]:out 1"], ["[bob0]:err 0", "[bob1]:err 1"])
 
+    def test_a_prefix_in_torchruns_words(
+        self, telling: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        template = "<${role_name} ${rank}/${local_rank} {rank} ${other}> "
+        monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", template)
+        done = rankrun(telling, "--nproc-per-node=1", "--tee=1", "--role=bob", "train.py")
+        assert shown(done) == (["<bob 0/0 {rank} ${other}> out 0"], ["err 0"])
+        done = rankrun(telling, "--nproc-per-node=1", "--tee=1", "--prefix={rank}:", "train.py")
+        assert shown(done) == (["0:out 0"], ["err 0"])
+
     def test_redirects(self, telling: Path) -> None:
         done = rankrun(telling, "--nproc-per-node=2", "-r", "0:1,1:3", "train.py")
         assert shown(done) == ([], ["err 0"])

@@ -267,6 +267,13 @@ class TestVariablesOfTorchruns:
         assert read("--shutdown-timeout 3 train.py", **seconds).grace_period == 3.0
         assert read("train.py", **seconds).grace_period == 10.0
 
+    def test_the_prefix_of_lines(self) -> None:
+        template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${rank}>"}
+        streams = read("--tee 3 train.py", **template).streams
+        assert streams == Streams(tee=3, prefix="<${rank}>")
+        # On another line it says nothing.
+        assert read("train.py", PET_TEE="3", **template).streams == Streams(tee=3)
+
     def test_a_password_is_not_told(self) -> None:
         place = {"PET_RDZV_BACKEND": "etcd", "PET_RDZV_ENDPOINT": "me:secret@e:1"}
         config = read("train.py", PET_NNODES="2", **place)

@@ -14,7 +14,7 @@ from rankspawn.launch.flag_values import seconds as read_seconds
 from rankspawn.launch.flags import UsageError
 from rankspawn.launch.scheduler_values import outside_pod, port_of
 from rankspawn.plan.topology import is_loopback, join
-from rankspawn.values import dataclass
+from rankspawn.values import dataclass, replace
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ class Streams:
         shown_ranks: The local ranks that are shown; None for all.
         stdout_filters: Lines with one of these go to a file of their own as well.
         stderr_filters: The same for the standard error.
+        prefix: A template with ``${role_name}``, ``${rank}`` and ``${local_rank}``.
     """
 
     redirects: int | dict[int, int] = 0
@@ -59,6 +60,7 @@ class Streams:
     shown_ranks: frozenset[int] | None = None
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
+    prefix: str = "[${role_name}${rank}]:"
 
     def shown(self, local_rank: int) -> int:
         """Which streams of a worker are shown: 0 to 3."""
@@ -283,6 +285,9 @@ class Translation:
         out, err = (self._take(word) for word in filters)
         if given or self._is_line:
             streams = Streams(redirects or 0, tee or 0, shown, out or (), err or ())
+            prefix = self._environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "")
+            if prefix and self._is_line:
+                streams = replace(streams, prefix=prefix)
             self._put("streams", streams, LINE)
 
     def _tell_variables(self) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rankspawn.launch.config import LaunchConfig
     from rankspawn.launch.programs import Node
+    from rankspawn.launch.torchrun import Streams
     from rankspawn.plan.resources import Resources
     from rankspawn.plan.topology import Identity
 
@@ -109,7 +110,7 @@ def _as_torchrun(
             error_log_name=f"{own}/stderr.log",
             shown=streams.shown(who.local_rank),
             prefixed=streams.prefixed(who.local_rank),
-            prefix=_prefix(config, who, spec.env["TORCHELASTIC_RESTART_COUNT"]),
+            prefix=_prefix(config, streams, who, spec.env["TORCHELASTIC_RESTART_COUNT"]),
             filters=(
                 (streams.stdout_filters, f"{folder}/filtered_stdout.log"),
                 (streams.stderr_filters, f"{folder}/filtered_stderr.log"),
@@ -118,10 +119,15 @@ def _as_torchrun(
     )
 
 
-def _prefix(config: LaunchConfig, who: Identity, restart: str | None) -> str:
+def _prefix(config: LaunchConfig, streams: Streams, who: Identity, restart: str | None) -> str:
     """What stands before the lines of a rank that are shown."""
     if config.prefix is None:
-        return f"[{config.role}{who.rank}]:"
+        from string import Template
+
+        # What it does not know stays as it is, as under torchrun.
+        return Template(streams.prefix).safe_substitute(
+            role_name=config.role, rank=who.rank, local_rank=who.local_rank
+        )
     import os
 
     from rankspawn.view.prefix import fill_prefix
