@@ -47,6 +47,11 @@ def test_an_unknown_name_is_an_error_that_has_those_there_are() -> None:
         find_engine("slrum")
 
 
+def test_one_that_has_no_defaults_says_what_it_needs() -> None:
+    with pytest.raises(ValueError, match=r"Ssh has to know its hosts: cluster=Ssh\('gpu1,gpu2'\)"):
+        find_engine("ssh")
+
+
 @pytest.mark.parametrize(
     ("given", "words"), [(Theirs, r"not Theirs: call it: cluster=Theirs\(\)"), (4, "not int: see")]
 )

@@ -77,9 +77,14 @@ def test_every_rank_is_told_who_it_is_and_gives_its_result(engine: Engine) -> No
 
 
 def test_a_failure_stops_all_nodes_and_is_raised(engine: Engine) -> None:
+    context = rankspawn.spawn(
+        cases.fail, (2, "raise"), nprocs=2, cluster=engine, backend="gloo", join=False
+    )
     with pytest.raises(ProcessRaisedException) as caught:
-        rankspawn.spawn(cases.fail, (2, "raise"), nprocs=2, cluster=engine, backend="gloo")
+        context.join()
 
+    assert [queue.empty() for queue in context.error_queues] == [True, True, False, True]
+    assert "ValueError: on purpose" in context.error_queues[2].get()
     error = caught.value
     assert (error.rank, type(error.exception), len(error.failures)) == (2, ValueError, 1)
     assert str(error).startswith("Process 2 terminated with the following error:\n")
@@ -156,11 +161,30 @@ def test_a_context_looks_in_and_stops(engine: Engine) -> None:
         assert repr(context) == "<MultiprocessContext: 2 ranks, 2 running>"
         assert sorted(context.dump_stacks()) == [0, 1]
         assert sorted(context.sentinels.values()) == [0, 1]
+        deadline = time.monotonic() + DEADLOCK
+        while len(context.reports()) < 2:
+            assert not context.join(timeout=0.05)
+            assert time.monotonic() < deadline
+        assert {rank: steps.step for rank, steps in context.reports().items()} == {0: 3.0, 1: 3.0}
         context.processes[1].terminate()
         with pytest.raises(ProcessExitedException, match="signal SIGTERM") as caught:
             asyncio.run(asyncio.wait_for(_wait(context), DEADLOCK))
         assert caught.value.rank == 1
         assert context.exitcodes()[1] == -signal.SIGTERM
+
+
+def test_a_context_is_terminated(engine: Engine) -> None:
+    context = rankspawn.spawn(
+        cases.sleep_for_ever,
+        nprocs=2,
+        cluster=engine,
+        backend="gloo",
+        join=False,
+        grace_period=DEADLOCK,
+    )
+    context.terminate()
+    assert context.exitcodes() == [-signal.SIGTERM] * 4
+    assert not any(process.is_alive() for process in context.processes)
 
 
 async def _wait(context: MultiprocessContext) -> None:

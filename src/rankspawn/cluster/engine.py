@@ -188,6 +188,8 @@ def _load(name: str) -> Any:
     if name in _OURS:
         module, _, attribute = _OURS[name].partition(":")
         return getattr(import_module(module), attribute)
+    if name == "ssh":
+        raise ValueError("cluster='ssh': Ssh has to know its hosts: cluster=Ssh('gpu1,gpu2')")
     others = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
     if name not in others:
         there_are = ", ".join(sorted({*_OURS, *others}))
