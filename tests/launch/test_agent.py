@@ -236,3 +236,20 @@ def test_the_end_of_its_time(signals: Signals) -> None:
     assert "--timeout" in result.text
     assert "still running: rank 3" in result.text
     assert log.index("leave") < log.index("stop")
+
+
+@pytest.mark.parametrize(("level", "told"), [(-1, True), (1, False)])
+def test_where_the_others_are_at_a_last_failure(
+    level: int, told: bool, signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[int, int]] = []
+
+    def describe(pids: dict[int, int]) -> str:
+        asked.append(pids)
+        return "meanwhile"
+
+    monkeypatch.setattr("rankspawn.launch.agent.describe_others", describe)
+    over = JobOver(JobResult((Cause("failed", "rank 3 failed", 7),)))
+    config = LaunchConfig(script="train.py", elastic_level=level)
+    run(signals, fail, [], [], [], [StopWorkers(1)], [over], config=config)
+    assert asked == [{}] * told

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
@@ -15,8 +17,10 @@ import pytest
 from rankspawn.interrupts import Signals
 from rankspawn.launch import limits
 from rankspawn.launch.config import LaunchConfig
-from rankspawn.launch.limits import Limits, Prints, describe_where
+from rankspawn.launch.limits import Limits, Prints, describe_others, describe_where
 from rankspawn.supervise import stalls
+from rankspawn.workers.board import STEPS_VARIABLE
+from tests.jobs import DEADLOCK
 from tests.launch.running import COMMAND, environment, run_script, write_script
 from tests.terminal import Terminal
 
@@ -147,6 +151,40 @@ def py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
 def never() -> bool:
     return False
+
+
+ANSWERS = """
+import rankspawn, sys
+
+def wait():
+    print("ready", flush=True); input()
+
+def lag_behind():
+    print("ready", flush=True); input()
+
+lag_behind() if sys.argv[1] == "2" else wait()
+"""
+
+
+def test_where_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "_SURVIVORS_SECONDS", DEADLOCK)
+    variables = environment(**{STEPS_VARIABLE: f"{os.getpid()}:3:0:0:0:0"})
+    with ExitStack() as stack:
+        programs = []
+        for rank in range(4):
+            command = [sys.executable, "-c", ANSWERS if rank else SLEEP, str(rank)]
+            program = subprocess.Popen(
+                command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+            programs.append(stack.enter_context(program))
+            stack.callback(program.kill)
+            assert program.stdout is not None
+            assert not rank or program.stdout.readline() == b"ready\n"
+        text = describe_others({rank: program.pid for rank, program in enumerate(programs)})
+        assert text.startswith("meanwhile rank 2 was not where the other 2 were:\n--- rank 2 ---\n")
+        assert " in lag_behind\n" in text
+        assert " in wait\n" not in text
+        assert describe_others({0: programs[0].pid, 2: programs[2].pid}) == ""
 
 
 def test_where_they_are(py_spy: Callable[[str], None]) -> None:

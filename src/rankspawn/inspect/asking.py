@@ -79,7 +79,14 @@ def stacks_of_programs(
     return {rank: said.get(rank, "") + stacks[rank] for rank in sorted(stacks)}
 
 
-def _ask(ranks: Mapping[int, tuple[int, str]]) -> dict[int, str]:
+def answers_of(pids: Mapping[int, int], *, seconds: float) -> dict[int, str]:
+    """Rank to its stacks, for the programs that answer by themselves, and within this time."""
+    answering = {rank: (pid, path) for rank, pid in pids.items() if (path := find_stacks(pid))}
+    stacks = _ask(answering, seconds)
+    return {rank: text for rank, text in stacks.items() if "  File " in text}
+
+
+def _ask(ranks: Mapping[int, tuple[int, str]], seconds: float | None = None) -> dict[int, str]:
     """Those that answer; rank to process, and the path at which its file can be opened."""
     asked: dict[int, tuple[Stranger, int]] = {}
     held: list[Stranger] = []
@@ -90,7 +97,7 @@ def _ask(ranks: Mapping[int, tuple[int, str]]) -> dict[int, str]:
                 held.append(Stranger(pid))
                 files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
                 asked[rank] = (held[-1], files[-1])
-        return dict.fromkeys(ranks, _ENDED) | ask(asked)
+        return dict.fromkeys(ranks, _ENDED) | ask(asked, seconds=seconds)
     finally:
         for stranger in held:
             stranger.close()

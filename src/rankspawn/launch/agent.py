@@ -12,7 +12,7 @@ import signal
 
 from rankspawn.interrupts import ImpatientError, Signals
 from rankspawn.launch.flags import UsageError
-from rankspawn.launch.limits import Limits, describe_where
+from rankspawn.launch.limits import Limits, describe_others, describe_where
 from rankspawn.launch.session import Cause, JobOver, JobResult, StartWorkers, StopWorkers, Waiting
 from rankspawn.supervise.outcome import signal_name
 from rankspawn.telling import get_logger
@@ -213,7 +213,7 @@ class Agent:
             self._tell_loss(pod.lost, started)
         elif pod.failures:
             self._told_failed = True
-            self._tell_failure(pod.failures[0], started.generation)
+            self._tell_failure(pod, pod.failures[0], started.generation)
         elif pod.is_empty:
             self._end_pod(done=True)
         elif not self._told_done and (pod.is_done or only_serves):
@@ -223,7 +223,7 @@ class Agent:
             return False
         return True
 
-    def _tell_failure(self, cause: Ending, generation: int) -> None:
+    def _tell_failure(self, pod: Pod, cause: Ending, generation: int) -> None:
         from rankspawn.launch.summary import LINES_READ, describe_cause, describe_end, exit_code_of
         from rankspawn.workers.logs import read_tail
 
@@ -234,6 +234,9 @@ class Agent:
             from rankspawn.launch.retrying import why_not_again
 
             why_not = why_not_again(self._here.config, exit_code, lines)
+        is_last = bool(why_not) or not self._here.config.may_go_on
+        if is_last and (others := describe_others(pod.running)):
+            logger.error("%s", others)
         host = os.uname().nodename
         self._session.failed(
             generation,

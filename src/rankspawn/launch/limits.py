@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # What all of the ranks may take to say where they are; nothing is supervised meanwhile.
 _STACKS_SECONDS = 5.0
+# What the end of a failed job may be delayed by.
+_SURVIVORS_SECONDS = 0.3
 
 
 class Limits:
@@ -143,6 +145,20 @@ def describe_where(pids: Mapping[int, int], *, is_called_off: Callable[[], bool]
         names = ", ".join(f"rank {rank} (process {pid})" for rank, pid in pids.items())
         return f"{names}: {text.strip()}"
     return describe_stacks(stacks)
+
+
+def describe_others(pids: Mapping[int, int]) -> str:
+    """After a failure: those that are not where most others are, if they say so at once.
+
+    Only programs that have imported rankspawn do, and py-spy takes too long.
+
+    Args:
+        pids: Rank to process.
+    """
+    from rankspawn.inspect.asking import answers_of
+    from rankspawn.supervise.failures import describe_survivors
+
+    return describe_survivors(answers_of(pids, seconds=_SURVIVORS_SECONDS)).removesuffix("\n---\n")
 
 
 def _size(path: str) -> int:
