@@ -103,20 +103,23 @@ def refuse() -> list[str]:
     for call in (
         lambda: rankspawn.all_reduce_gradients([np.ones(2, int)]),
         lambda: rankspawn.all_reduce_gradients([np.ones(2)], samples=0),
+        lambda: rankspawn.all_reduce_gradients([np.ones(2)], samples=float("nan")),
         lambda: rankspawn.DataParallel(object()),
         lambda: rankspawn.DataParallel([np.ones(2), np.frombuffer(bytes(8))]),
     ):
         with pytest.raises((TypeError, ValueError)) as caught:
             call()
         stories.append(str(caught.value))
-    comm.barrier()  # it can be used all the same
+    counts = rankspawn.all_reduce_gradients([np.full(2, comm.rank)], average=False)
+    assert counts[0].tolist() == [1, 1]  # a sum goes, and it can be used all the same
     return stories
 
 
 def test_what_makes_no_sense_is_refused_and_does_no_harm() -> None:
-    for whole, none, unknown, fixed in values(run_crew(2, refuse)):
+    for whole, none, nan, unknown, fixed in values(run_crew(2, refuse)):
         assert "has no fractions" in whole
-        assert "at least one needs some" in none
+        assert "at least one has some" in none
+        assert "[nan, nan]" in nan
         assert "no torch module, no Paddle layer" in unknown
         assert "must not be written to" in fixed
 

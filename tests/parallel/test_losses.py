@@ -220,6 +220,22 @@ def mix_messages_and_collectives(odd: int, how: str, with_third: bool) -> tuple[
     return "went on", ""
 
 
+def call_through_a_framework() -> str:
+    comm = cases.connect()
+    code = "def backward():\n    comm.barrier()"
+    names: dict[str, Any] = {"__name__": "torch.autograd.graph", "comm": comm}
+    exec(compile(code, "graph.py", "exec"), names)
+    call = comm.split if comm.rank else names["backward"]
+    with pytest.raises(rankspawn.CollectiveMismatchError) as caught:
+        call(*[0] * comm.rank)
+    return str(caught.value)
+
+
+def test_the_line_is_the_users_not_one_of_a_framework_that_calls_for_it() -> None:
+    for story in values(run_crew(2, call_through_a_framework)):
+        assert story.count(f"at {__file__}:") == 2, story
+
+
 @pytest.mark.parametrize("how", ["recv", "send", "after a message"])
 @pytest.mark.parametrize("odd", [0, 1])
 def test_a_message_that_waits_for_a_collective_is_a_mismatch(odd: int, how: str) -> None:

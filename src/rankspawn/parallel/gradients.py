@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from hashlib import blake2b
+from math import isfinite
 
 from rankspawn.caller import at_users_line
 from rankspawn.parallel.buffers import Flat, flatten, need_numpy
@@ -65,7 +66,7 @@ def all_reduce_gradients(
     copies = [leaf if is_on_device(leaf) else _writable(leaf) for leaf in leaves]
     flats = [flatten(copy, writable=True) for copy in copies if not is_on_device(copy)]
     for flat in flats:
-        if not is_float(flat.dtype):
+        if (average or samples is not None) and not is_float(flat.dtype):
             raise TypeError(f"a gradient{flat.text} has no fractions and cannot be averaged")
     weight = None if samples is None else share_of_samples(comm, samples)
     op = "avg" if average and weight is None else "sum"
@@ -78,12 +79,15 @@ def share_of_samples(comm: Communicator, samples: float) -> float:
     """This rank's part of the samples of all ranks.
 
     Raises:
-        ValueError: There are fewer than none, or no rank has any.
+        ValueError: Of a rank there are fewer than none, or no number, or no rank has any.
     """
-    counts = comm.all_gather_object(samples)
-    if any(count < 0 for count in counts) or not sum(counts):
-        raise ValueError(f"samples of the ranks are {counts}: at least one needs some")
-    return float(samples / sum(counts))
+    mine = float(samples)
+    counts = comm.all_gather_object(mine)
+    if not all(isfinite(count) and count >= 0 for count in counts) or not sum(counts):
+        raise ValueError(
+            f"samples of the ranks are {counts}: each has none or more, and at least one has some"
+        )
+    return mine / float(sum(counts))
 
 
 class _Bucket(Flat):
