@@ -150,6 +150,7 @@ class TestStrangers:
         assert [record.getMessage() for record in caplog.records] == [
             "the master has sent away 127.0.0.1: wrong token"
         ]
+        assert master.sent_away == ("127.0.0.1",)
 
     def test_cannot_use_a_recorded_connection(self, master: Master, store: MasterStore) -> None:
         client = Client(master)

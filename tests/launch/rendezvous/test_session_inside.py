@@ -118,6 +118,14 @@ def test_it_can_leave_a_job_that_has_not_begun(join: Open) -> None:
     assert over(session).result.exit_code == 130
 
 
+def test_who_came_with_another_token_is_named(join: Open) -> None:
+    master = Mock(sent_away=("10.0.0.2",))
+    session = join(JobTerms(2, 2, join_timeout=0.1, lease_seconds=2.0), master=master)
+    text = over(session).result.text
+    assert "missing: 1 more node" in text
+    assert "10.0.0.2 came with another token" in text
+
+
 def test_it_leaves_also_if_nobody_takes_notice(join: Open, store: FakeStore) -> None:
     session = join(JobTerms(1, 1, lease_seconds=20.0, answer_seconds=0.2))
     generation = start(session).generation
@@ -181,7 +189,7 @@ def test_workers_of_a_job_that_ends_are_fenced_no_longer(
 
     monkeypatch.setattr(Fence, "release", release)
     terms = JobTerms(1, 2, lease_seconds=20.0)
-    first, second = join(terms, master=Mock()), join(terms)
+    first, second = join(terms, master=Mock(sent_away=())), join(terms)
     start(first)
     begun = start(second)
     assert second.may_start(begun)

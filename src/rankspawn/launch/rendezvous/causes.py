@@ -97,8 +97,14 @@ def leaving_server(members: Mapping[str, Member]) -> Cause | None:
     return next((member.report.leaving for member in members.values() if member.serves), None)
 
 
-def name_silent_store(result: JobResult, address: str) -> JobResult:
-    """The same result, with what did not answer where that is the cause."""
+def explain_absence(result: JobResult, address: str, sent_away: Sequence[str] = ()) -> JobResult:
+    """The same result, with what is known here of why somebody did not come, or does not answer.
+
+    Args:
+        result: How the job ended.
+        address: Where the nodes meet.
+        sent_away: Where those came from who had another token.
+    """
     silence = (
         f": nothing was heard from {address}, where the nodes meet; its machine, the network "
         "between or this machine may have failed"
@@ -108,9 +114,16 @@ def name_silent_store(result: JobResult, address: str) -> JobResult:
         f"; {address} is on each machine its own: for nodes on several, give an address at which "
         "all reach one of them with --master; for more time on one machine give --join_timeout"
     )
+    # Not proof enough to end the job at once: anybody could have come.
+    strangers = (
+        f"; {name_some(sent_away)} came with another token, or for another job, and was sent away: "
+        "give the same --job_id and the same RANKSPAWN_JOB_TOKEN on every node"
+    )
 
     def more(cause: Cause) -> str:
         if cause.kind == "too few":
+            if sent_away:
+                return strangers
             return alone if is_loopback(host) and "--join_timeout" in cause.text else ""
         return silence if cause.kind == "lost" else ""
 
@@ -147,7 +160,7 @@ def waiting_text(state: JobState, eligible: Sequence[Member]) -> str:
     Without a countdown: each change of it goes to every node.
     """
     terms = state.terms
-    here = name_some([member.host for member in eligible])
+    here = name_some([member.host for member in eligible]) or "none"
     why = state.causes[0].text if state.is_doomed else state.because
     because = f"{why}; " if why else ""
     text = f"{because}{len(eligible)} of {terms.max_nodes} nodes are here ({here})"

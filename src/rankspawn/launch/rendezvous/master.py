@@ -83,6 +83,7 @@ class Master:
         self._waiting_requests: dict[str, set[Connection]] = {}
         self._buffered = 0
         self._reported: set[str] = set()
+        self._sent_away: dict[str, None] = {}
         self._accept_after = 0.0
         self._sweep_at = 0.0
         self._closing = Waker()
@@ -94,6 +95,11 @@ class Master:
         # A daemon, so that it ends with the launcher however that ends.
         self._thread = threading.Thread(target=self._serve, name="rankspawn-master", daemon=True)
         self._thread.start()
+
+    @property
+    def sent_away(self) -> tuple[str, ...]:
+        """Where those came from who had not the job's token, as far as is remembered."""
+        return tuple(self._sent_away)
 
     def close(self) -> None:
         """Stop serving; a second call does nothing."""
@@ -235,6 +241,8 @@ class Master:
             connection.refuse()
         if connection.host not in self._reported and len(self._reported) < _REPORTED_AT_MOST:
             self._reported.add(connection.host)
+            if not connection.is_trusted:
+                self._sent_away[connection.host] = None
             logger.warning("the master has sent away %s: %s", connection.host, error)
 
     def _drop(self, connection: Connection) -> None:

@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from rankspawn.interrupts import join_patiently
 from rankspawn.launch.flags import CANNOT_EXECUTE, WRONG_USAGE, UsageError
 from rankspawn.launch.rendezvous import participant
-from rankspawn.launch.rendezvous.causes import name_silent_store
+from rankspawn.launch.rendezvous.causes import explain_absence
 from rankspawn.launch.rendezvous.fence import Fence, now
 from rankspawn.launch.rendezvous.job_state import JobTerms, Member, NodeReport
 from rankspawn.launch.rendezvous.membership import Membership
@@ -233,7 +233,9 @@ class SharedSession:
         except Exception as error:
             logger.exception("the rendezvous has failed")
             result = JobResult((Cause("broken", f"the rendezvous has failed: {error!r}"),))
-        self._outbox.put(JobOver(name_silent_store(result, self._opened.address)))
+        served = self._opened.master
+        sent_away = served.sent_away if served is not None else ()
+        self._outbox.put(JobOver(explain_absence(result, self._opened.address, sent_away)))
         if self._membership is not None:
             self._see_others_off(self._membership, result)
             # Where something may still run, this node has to count as there.
