@@ -28,6 +28,7 @@ EXAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
     "xpus": ("2", {"devices": ("2",), "device_type": "xpu"}),
     "npus": ("2,3", {"devices": ("2", "3"), "device_type": "npu"}),
     "device_type": ("mlu", {"device_type": "mlu"}),
+    "share_devices": ("yes", {"share_devices": True}),
     "selected_gpus": ("1", {"devices": ("1",), "device_type": "gpu"}),
     "nnodes": ("2:4", {"min_nodes": 2, "max_nodes": 4}),
     "master": ("10.0.0.1:6379", {"master": "10.0.0.1:6379"}),

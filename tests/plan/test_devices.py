@@ -232,6 +232,17 @@ def test_ranks_share_a_device_where_that_is_asked_for(machine: MachineOf) -> Non
     assert [(device.id, device.index) for device in devices] == [("4", "1"), ("4", "1")]
 
 
+@pytest.mark.parametrize("ids", [None, ("4", "5")])
+def test_ranks_take_turns_on_devices_that_they_share(
+    ids: tuple[str, ...] | None, machine: MachineOf
+) -> None:
+    visible = see_devices("gpu", {"CUDA_VISIBLE_DEVICES": "4,5"}, machine(devices=EIGHT_GPUS))
+    devices = assign(visible, DeviceRequest(nprocs=3, ids=ids, shared=True))
+    assert [device.id for device in devices] == ["4", "5", "4"]
+    with pytest.raises(ValueError, match="give one device per process"):
+        assign(visible, DeviceRequest(nprocs=1, ids=("4", "5"), shared=True))
+
+
 def test_more_ranks_than_devices_names_both_numbers_and_the_variable(machine: MachineOf) -> None:
     with pytest.raises(RuntimeError, match=r"3 processes .* 2 devices .*CUDA_VISIBLE_DEVICES"):
         chosen(machine(devices=EIGHT_GPUS), "4,5", 3)

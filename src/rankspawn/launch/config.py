@@ -63,6 +63,7 @@ class LaunchConfig:
         role: The workers' name in prefixes.
         run_name: What the workers are told as the name of the run; None for one of our own.
         own_devices: Each worker sees its own device only, and is local rank 0.
+        share_devices: Several workers may have the same device.
         first_port: The port of the first worker of a job on one node; None for a free one.
         numa_binding: How workers are bound to CPUs.
         rpc: The workers are told what Paddle's RPC reads.
@@ -132,6 +133,7 @@ class LaunchConfig:
     role: str = "default"
     run_name: str | None = None
     own_devices: bool = False
+    share_devices: bool = False
     first_port: int | None = None
     numa_binding: str | None = None
     rpc: bool = False
@@ -209,6 +211,7 @@ _COLLECTIVE_ONLY = {
     "streams": "how torchrun shows streams and lays logs",
     "numa_binding": "--numa_binding",
     "own_devices": "--virtual_local_rank",
+    "share_devices": "--share_devices",
     "agent_store": "--agent_store",
     "tee_all": "--tee",
     "ranks_filter": "--ranks_filter",

@@ -59,6 +59,13 @@ FLAGS: dict[str, tuple[Flag, ...]] = {
             "type of the devices: gpu, xpu, npu, mlu, … or cpu",
             of=_OURS,
         ),
+        Flag(
+            "share_devices",
+            read.switch,
+            "with more workers than devices, they take turns: several have the same one",
+            is_switch=True,
+            of=_OURS,
+        ),
         Flag("selected_gpus", read.ids, "", "devices", deprecated="--gpus"),
     ),
     "many machines": (

@@ -154,11 +154,12 @@ class DeviceRequest:
         device_type: ``gpu``, ``xpu``, ``cpu`` or a custom type; None for whatever there is.
         ids: The devices that are selected; None for the first ones.
         own: Each rank is to see its own device only.
-        shared: Several ranks may have the same device.
+        shared: Several ranks may have the same device; they take turns where devices are fewer.
         ids_name: What selects devices.
         nprocs_name: What says how many ranks there are.
         type_name: What says the type of the devices.
         cpu_name: What to write in order to run on the CPU.
+        share_name: What to write in order to share devices.
     """
 
     nprocs: int = -1
@@ -171,6 +172,7 @@ class DeviceRequest:
     nprocs_name: str = "nprocs"
     type_name: str = "device_type"
     cpu_name: str = "backend='gloo'"
+    share_name: str = "share_devices=True"
 
 
 def parse_mask(text: str, *, count: int = 0, mixed: bool = False) -> tuple[str, ...]:
@@ -238,7 +240,8 @@ def assign(visible: Visible, request: DeviceRequest) -> tuple[Device, ...]:
     if request.ids is None:
         return _first(visible, request)
     name, nprocs, listed = request.ids_name, request.nprocs, ",".join(request.ids)
-    if nprocs not in (-1, len(request.ids)):
+    is_shared_out = request.shared and nprocs > len(request.ids)
+    if nprocs not in (-1, len(request.ids)) and not is_shared_out:
         raise ValueError(
             f"{name}={listed!r} selects {len(request.ids)} devices, "
             f"but {request.nprocs_name} is {nprocs}: give one device per process"
@@ -246,7 +249,12 @@ def assign(visible: Visible, request: DeviceRequest) -> tuple[Device, ...]:
     devices = tuple(_find(visible, id_, option=name, own=request.own) for id_ in request.ids)
     if len(set(devices)) < len(devices) and not request.shared:
         raise ValueError(f"{name}={listed!r} names a device twice: {visible.source}")
-    return devices
+    return _in_turn(devices, nprocs)
+
+
+def _in_turn(devices: tuple[Device, ...], count: int) -> tuple[Device, ...]:
+    """A device for each of ``count`` ranks, from the first again where they are few; -1: all."""
+    return tuple(devices[n % len(devices)] for n in range(len(devices) if count == -1 else count))
 
 
 _CUDA = "CUDA_VISIBLE_DEVICES"
@@ -319,14 +327,15 @@ def _source(layers: list[str], environ: Mapping[str, str], variable: str, count:
 
 def _first(visible: Visible, request: DeviceRequest) -> tuple[Device, ...]:
     seen, nprocs = len(visible.devices), request.nprocs
-    if not seen or nprocs > seen:
+    if not seen or (nprocs > seen and not request.shared):
         wanted = "one process per device" if nprocs == -1 else f"{nprocs} processes"
+        share = f"share them with {request.share_name}, " if seen else ""
         raise RuntimeError(
             f"{wanted} requested, but {seen} devices of type {visible.device_type!r} are visible "
             f"({visible.source}): lower {request.nprocs_name}, change {visible.variable}, "
-            f"or use {request.cpu_name} to run on the CPU"
+            f"{share}or use {request.cpu_name} to run on the CPU"
         )
-    return visible.devices if nprocs == -1 else visible.devices[:nprocs]
+    return _in_turn(visible.devices, nprocs)
 
 
 def _find(visible: Visible, id_: str, *, option: str, own: bool) -> Device:

@@ -164,7 +164,11 @@ def test_other_devices(line: str, environ: dict[str, str], flag: str, indices: l
             MASK,
             "^--devices='4,5' selects 2 devices, but --nproc",
         ),
-        ("--nproc_per_node 5", MASK, "lower --nproc_per_node.*or use --device_type cpu"),
+        (
+            "--nproc_per_node 5",
+            MASK,
+            "lower --nproc_per_node.*share them with --share_devices, or use --device_type cpu",
+        ),
         (
             "--npus 9",
             {"ASCEND_RT_VISIBLE_DEVICES": "4,5"},

@@ -140,6 +140,7 @@ def _device_request(
             nprocs, backend, device_type = 1, "gloo", None
     return DeviceRequest(
         own=own,
+        shared=config.share_devices,
         nprocs=nprocs,
         backend=backend,
         device_type=device_type,
@@ -148,4 +149,5 @@ def _device_request(
         nprocs_name="--nproc_per_node",
         type_name="--device_type",
         cpu_name="--device_type cpu",
+        share_name="--share_devices",
     )
