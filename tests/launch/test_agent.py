@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -66,6 +66,9 @@ class FakePod:
 
     def close(self) -> None:
         os.close(self._event)
+
+    def note_stacks(self, _: Mapping[int, str]) -> None:
+        return None
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         assert name in ("stop_helpers", "kill"), name
@@ -244,7 +247,7 @@ def test_where_the_others_are_at_a_last_failure(
 ) -> None:
     asked: list[dict[int, int]] = []
 
-    def describe(pids: dict[int, int]) -> str:
+    def describe(pids: dict[int, int], **_: object) -> str:
         asked.append(pids)
         return "meanwhile"
 

@@ -180,16 +180,21 @@ def test_where_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
             stack.callback(program.kill)
             assert program.stdout is not None
             assert not rank or program.stdout.readline() == b"ready\n"
-        text = describe_others({rank: program.pid for rank, program in enumerate(programs)})
+        pids = {rank: program.pid for rank, program in enumerate(programs)}
+        noted: dict[int, str] = {}
+        text = describe_others(pids, note=noted.update)
+        assert sorted(noted) == [1, 2, 3]
         assert text.startswith("meanwhile rank 2 was not where the other 2 were:\n--- rank 2 ---\n")
         assert " in lag_behind\n" in text
         assert " in wait\n" not in text
-        assert describe_others({0: programs[0].pid, 2: programs[2].pid}) == ""
+        assert describe_others({0: pids[0], 2: pids[2]}) == ""
 
 
 def test_where_they_are(py_spy: Callable[[str], None]) -> None:
     py_spy("""echo 'Thread 1 (idle): "MainThread"'; echo "    f (a.py:$(($3 / 10)))" """)
-    text = describe_where({0: 11, 1: 12, 2: 99}, is_called_off=never)
+    noted: dict[int, str] = {}
+    text = describe_where({0: 11, 1: 12, 2: 99}, is_called_off=never, note=noted.update)
+    assert sorted(noted) == [0, 1, 2]
     assert text.startswith(
         "rank 2 differs from the other 2, look there first:\n--- rank 2 ---\nThread 1 (idle)"
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from rankspawn.launch.tracing import Traced
 from tests.launch.factories import config_of
 from tests.launch.running import run_script
@@ -32,6 +34,26 @@ def test_a_page_over_restarts(tmp_path: Path) -> None:
     assert [ended["state"] for ended in data["ranks"][1]["tries"]] == ["failed", "failed"]
     assert data["ranks"][1]["lines"][0][1] == "</script> rank 1"
     assert data["facts"]["what"] == "train.py"
+
+
+@pytest.mark.slow
+def test_stacks_of_ranks_that_have_stalled(tmp_path: Path) -> None:
+    """The time is for a start on a machine that has much to do."""
+    script = """
+        import rankspawn, time
+
+        def wait():
+            print("waits", flush=True)
+            time.sleep(1000)
+
+        wait()
+    """
+    flags = ("--nproc_per_node", "1", "--stall_timeout", "10", "--trace", "run.html")
+    done = run_script(tmp_path, script, *CPU, *flags)
+
+    assert done.code == 124
+    (lane,) = read_page(tmp_path / "run.html")["ranks"]
+    assert " in wait\n" in lane["stack"]
 
 
 def test_trace_events(tmp_path: Path) -> None:

@@ -135,7 +135,10 @@ class Agent:
         else:
             self._still_running = self._name_running()
             if self._pod is not None:
-                logger.error("where the ranks of this node are:\n%s", self._where(self._pod))
+                where = describe_where(
+                    self._pod.running, is_called_off=self._has_to_end, note=self._pod.note_stacks
+                )
+                logger.error("where the ranks of this node are:\n%s", where)
             text = f"{self._own_name()} was {self._own_end.text}"
         self._session.leave(text, exit_code=self._own_end.exit_code)
         self._end_pod()
@@ -195,11 +198,12 @@ class Agent:
             self._pod.collect()
         if self._signals.take_quit():
             # At every level: it was asked for.
-            where = "no rank runs on this node" if self._pod is None else self._where(self._pod)
+            pids = {} if self._pod is None else self._pod.running
+            where = describe_where(pids, is_called_off=self._has_to_end)
             logger.critical("SIGQUIT\n%s", where)
 
-    def _where(self, pod: Pod) -> str:
-        return describe_where(pod.running, is_called_off=lambda: self._signals.ending is not None)
+    def _has_to_end(self) -> bool:
+        return self._signals.ending is not None
 
     def _tell(self) -> bool:
         """Tell the session what became of the programs; False if it knows all of it."""
@@ -235,7 +239,7 @@ class Agent:
 
             why_not = why_not_again(self._here.config, exit_code, lines)
         is_last = bool(why_not) or not self._here.config.may_go_on
-        if is_last and (others := describe_others(pod.running)):
+        if is_last and (others := describe_others(pod.running, note=pod.note_stacks)):
             logger.error("%s", others)
         host = os.uname().nodename
         self._session.failed(

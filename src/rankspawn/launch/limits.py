@@ -128,12 +128,22 @@ class Prints:
         return RankOutput(file)
 
 
-def describe_where(pids: Mapping[int, int], *, is_called_off: Callable[[], bool]) -> str:
+def _forget(_: Mapping[int, str]) -> None:
+    """Take note of nothing."""
+
+
+def describe_where(
+    pids: Mapping[int, int],
+    *,
+    is_called_off: Callable[[], bool],
+    note: Callable[[Mapping[int, str]], None] = _forget,
+) -> str:
     """Where programs are, those that differ first; one sentence if that cannot be known.
 
     Args:
         pids: Rank to process.
         is_called_off: Whether nobody wants to wait for it any more.
+        note: Gets the stacks of those of which they are known.
     """
     from rankspawn.inspect.asking import stacks_of_programs
     from rankspawn.supervise.failures import describe_stacks
@@ -141,24 +151,30 @@ def describe_where(pids: Mapping[int, int], *, is_called_off: Callable[[], bool]
     if not pids:
         return "no rank runs on this node"
     stacks = stacks_of_programs(pids, seconds=_STACKS_SECONDS, is_called_off=is_called_off)
+    note({rank: text for rank, text in stacks.items() if "  File " in text})
     if len(alike := {*stacks.values()}) == 1 and "  File " not in (text := alike.pop()):
         names = ", ".join(f"rank {rank} (process {pid})" for rank, pid in pids.items())
         return f"{names}: {text.strip()}"
     return describe_stacks(stacks)
 
 
-def describe_others(pids: Mapping[int, int]) -> str:
+def describe_others(
+    pids: Mapping[int, int], *, note: Callable[[Mapping[int, str]], None] = _forget
+) -> str:
     """After a failure: those that are not where most others are, if they say so at once.
 
     Only programs that have imported rankspawn do, and py-spy takes too long.
 
     Args:
         pids: Rank to process.
+        note: Gets the stacks of all that do.
     """
     from rankspawn.inspect.asking import answers_of
     from rankspawn.supervise.failures import describe_survivors
 
-    return describe_survivors(answers_of(pids, seconds=_SURVIVORS_SECONDS)).removesuffix("\n---\n")
+    stacks = answers_of(pids, seconds=_SURVIVORS_SECONDS)
+    note(stacks)
+    return describe_survivors(stacks).removesuffix("\n---\n")
 
 
 def _size(path: str) -> int:

@@ -20,7 +20,7 @@ from rankspawn.workers.teardown import kill_now
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rankspawn.descriptors import Closable
     from rankspawn.launch.showing import Shown
@@ -223,6 +223,12 @@ class Pod:
             self.specs[i].rank: [path for path in (logs[i], errors[i]) if path is not None]
             for i in self._shown_ones
         }
+
+    def note_stacks(self, stacks: Mapping[int, str]) -> None:
+        """Where these were at the end of the job, by rank, for its trace."""
+        if self._traced is not None:
+            ranks = {self.specs[index].rank: index for index in self._shown_ones}
+            self._traced.note_stacks({ranks[rank]: text for rank, text in stacks.items()})
 
     def steps_of(self, rank: int) -> bytes:
         """What one of these said last with ``rankspawn.report``, as a record."""

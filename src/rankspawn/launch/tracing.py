@@ -13,7 +13,7 @@ from rankspawn.trace.request import describe_run, place_trace
 from rankspawn.values import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rankspawn.launch.config import LaunchConfig
     from rankspawn.launch.programs import ProgramSpec
@@ -54,6 +54,12 @@ class Traced:
             self._recorder = Recorder(path, places, self._facts)
         self._recorder.take_places(places)
         self._recorder.begin(cast("Group", Programs(group, logs, starts)))
+
+    def note_stacks(self, stacks: Mapping[int, str]) -> None:
+        """Where programs were, by their places among those that were just started."""
+        if self._recorder is not None:
+            for index, text in stacks.items():
+                self._recorder.lanes[index].stack = text
 
     def finish(self, result: JobResult | None, ending: int | None) -> None:
         """Write it: the programs are gone.
