@@ -199,6 +199,11 @@ def average_with_jax():
     import jax.numpy as jnp
 
     rank = rankspawn.get_rank()
+    model = rankspawn.DataParallel({"weight": jnp.full(3, rank + 1.0)})
+    assert isinstance(model["weight"], jax.Array)
+    assert model["weight"].tolist() == [1.0] * 3
+    model["weight"] -= model.apply_collective_grads({"weight": jnp.full(3, rank * 1.0)})["weight"]
+    assert model["weight"].tolist() == [0.5] * 3
     tree = {"a": [jnp.full(3, rank + 1.0)], "b": jnp.full(4, rank * 2.0, jnp.bfloat16)}
     found = []
     for options in ({}, {"samples": 7}):

@@ -105,7 +105,7 @@ def refuse() -> list[str]:
         lambda: rankspawn.all_reduce_gradients([np.ones(2)], samples=0),
         lambda: rankspawn.all_reduce_gradients([np.ones(2)], samples=float("nan")),
         lambda: rankspawn.DataParallel(object()),
-        lambda: rankspawn.DataParallel([np.ones(2), np.frombuffer(bytes(8))]),
+        lambda: rankspawn.DataParallel([np.ones(2), b"fixed"]),
     ):
         with pytest.raises((TypeError, ValueError)) as caught:
             call()
@@ -155,6 +155,20 @@ def test_a_method_that_returns_the_model_returns_what_wraps_it(
 def test_types_that_numpy_has_not_are_refused_before_the_call_is_announced(dtype: str) -> None:
     with pytest.raises(TypeError, match=f"{dtype} cannot be reduced"):
         check_operation("sum", dtype)
+
+
+def begin_with_fixed_arrays() -> list[float]:
+    comm = cases.connect()
+    fixed, free = np.full(2, comm.rank + 1.0), np.full(2, comm.rank + 2.0)
+    fixed.flags.writeable = False
+    model = rankspawn.DataParallel({"fixed": fixed, "free": free})
+    assert model["free"] is free
+    assert fixed[0] == comm.rank + 1.0
+    return [*model["fixed"], *model["free"]]
+
+
+def test_arrays_that_cannot_be_written_to_are_replaced() -> None:
+    assert values(run_crew(2, begin_with_fixed_arrays)) == [[1.0, 1.0, 2.0, 2.0]] * 2
 
 
 def train_arrays() -> list[float]:

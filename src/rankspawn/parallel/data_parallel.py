@@ -123,7 +123,8 @@ class DataParallel:
     has the model alone.
 
     Args:
-        model: A torch module, a Paddle layer, or a dict or list of arrays.
+        model: A torch module, a Paddle layer, or a dict or list of arrays. Arrays that cannot be
+            written to, as JAX's, are replaced by others in ``module``.
         comm: The ranks; None for all of the job.
         broadcast: Give all ranks the parameters and buffers of rank 0 first.
 
@@ -135,10 +136,11 @@ class DataParallel:
         self, model: Any, comm: Communicator | None = None, broadcast: bool = True
     ) -> None:
         exchange = _Exchange(model, comm or init_parallel_env())
-        object.__setattr__(self, "module", model)
-        object.__setattr__(self, _OWN, exchange)
         if broadcast:
             exchange.broadcast()
+            model = exchange.model.after_broadcast(model)
+        object.__setattr__(self, "module", model)
+        object.__setattr__(self, _OWN, exchange)
         if exchange.comm.size > 1:
             exchange.model.after_backward(exchange.after_backward)
 

@@ -63,7 +63,7 @@ def all_reduce_gradients(
     comm = comm or init_parallel_env()
     leaves, rebuild = open_tree(tree)
     on_devices = [leaf for leaf in leaves if is_on_device(leaf)]
-    copies = [leaf if is_on_device(leaf) else _writable(leaf) for leaf in leaves]
+    copies = [writable(leaf) for leaf in leaves]
     flats = [flatten(copy, writable=True) for copy in copies if not is_on_device(copy)]
     for flat in flats:
         if (average or samples is not None) and not is_float(flat.dtype):
@@ -72,7 +72,7 @@ def all_reduce_gradients(
     op = "avg" if average and weight is None else "sum"
     buckets_of(comm).reduce(flats, op, weight)
     reduce_on_devices(comm, on_devices, op, weight)
-    return rebuild([_as_given(leaf, copy) for leaf, copy in zip(leaves, copies, strict=True)])
+    return rebuild([as_given(leaf, copy) for leaf, copy in zip(leaves, copies, strict=True)])
 
 
 def share_of_samples(comm: Communicator, samples: float) -> float:
@@ -223,8 +223,10 @@ def _sequence(kind: Any, values: list[Any]) -> Any:
     return kind(*values) if hasattr(kind, "_fields") else kind(values)
 
 
-def _writable(leaf: Any) -> Any:
+def writable(leaf: Any) -> Any:
     """The leaf itself, or a copy if it must not be written to."""
+    if is_on_device(leaf):
+        return leaf
     try:
         flatten(leaf, writable=True)
     except TypeError:
@@ -234,7 +236,7 @@ def _writable(leaf: Any) -> Any:
     return leaf
 
 
-def _as_given(leaf: Any, copy: Any) -> Any:
+def as_given(leaf: Any, copy: Any) -> Any:
     """The result as what the leaf was."""
     jax = sys.modules.get("jax")
     if copy is not leaf and jax is not None and isinstance(leaf, jax.Array):

@@ -10,7 +10,7 @@ import weakref
 from importlib import import_module
 from typing import Any, Protocol
 
-from rankspawn.parallel.gradients import open_tree
+from rankspawn.parallel.gradients import as_given, open_tree, writable
 
 TYPE_CHECKING = False  # typing's own, without the import of typing
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ class Model(Protocol):
     """What else rank 0 gives the others at the beginning: other parameters, running means."""
     has_hooks: bool
     """Whether it tells when a backward has ended."""
+
+    def after_broadcast(self, given: Any) -> Any:
+        """The model that was given, or what takes its place now that all have rank 0's."""
 
     def look_again(self) -> None:
         """See which parameters are trained now, and forget a backward that did not end."""
@@ -72,6 +75,10 @@ class _Layers:
             *(each for each in module.parameters() if not self._is_trained(each)),
             *module.buffers(),
         ]
+
+    def after_broadcast(self, given: Any) -> Any:
+        """The same: its tensors were written to."""
+        return given
 
     def look_again(self) -> None:
         """See which parameters are trained now: some are unfrozen later, or new."""
@@ -286,7 +293,15 @@ class ArrayModel:
 
     def __init__(self, tree: Any) -> None:
         self.parameters: list[Any] = []
-        self.buffers: list[Any] = open_tree(tree)[0]
+        self._leaves, self._rebuild = open_tree(tree)
+        self.buffers: list[Any] = [writable(leaf) for leaf in self._leaves]
+
+    def after_broadcast(self, given: Any) -> Any:
+        """The same tree; another one if an array of it, as JAX's, could not be written to."""
+        pairs = [*zip(self._leaves, self.buffers, strict=True)]
+        if all(leaf is copy for leaf, copy in pairs):
+            return given
+        return self._rebuild([as_given(leaf, copy) for leaf, copy in pairs])
 
     def look_again(self) -> None:
         """There are no parameters that could be others."""
