@@ -249,7 +249,9 @@ def test_more_ranks_than_devices_names_both_numbers_and_the_variable(machine: Ma
 
 
 def test_no_device_at_all_is_an_error_too(machine: MachineOf) -> None:
-    with pytest.raises(RuntimeError, match=r"0 devices .*none found on this machine"):
+    with pytest.raises(
+        RuntimeError, match=r"0 devices .*none found on this machine\): change CUDA"
+    ):
         chosen(machine(), None, -1)
 
 

@@ -329,11 +329,13 @@ def _first(visible: Visible, request: DeviceRequest) -> tuple[Device, ...]:
     seen, nprocs = len(visible.devices), request.nprocs
     if not seen or (nprocs > seen and not request.shared):
         wanted = "one process per device" if nprocs == -1 else f"{nprocs} processes"
-        share = f"share them with {request.share_name}, " if seen else ""
+        change = f"change {visible.variable}, "
+        if seen:  # else no number is low enough
+            lower = f"lower {request.nprocs_name}, "
+            change = f"{lower}{change}share them with {request.share_name}, "
         raise RuntimeError(
             f"{wanted} requested, but {seen} devices of type {visible.device_type!r} are visible "
-            f"({visible.source}): lower {request.nprocs_name}, change {visible.variable}, "
-            f"{share}or use {request.cpu_name} to run on the CPU"
+            f"({visible.source}): {change}or use {request.cpu_name} to run on the CPU"
         )
     return _in_turn(visible.devices, nprocs)
 
