@@ -40,6 +40,10 @@ async def add(x: int, y: int = 0) -> int:
     return x + y + rankspawn.get_rank()
 
 
+def call(func: Callable[[], Any]) -> Any:
+    return func()
+
+
 async def divide(x: int) -> float:
     return 1 / x
 
@@ -110,6 +114,21 @@ def test_a_coroutine_function_runs_in_an_event_loop(run: Callable[..., Any]) -> 
 def test_an_object_that_is_called_so() -> None:
     waits: Callable[[], Any] = Waits()
     assert rankspawn.spawn(waits, nprocs=1, backend="cpu", start_method="fork").results() == [7]
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("func", "advice"),
+    [
+        (functools.partial(add, 1), "give the async def itself, or asyncio.run it"),
+        (generate, "return a list of that"),
+        (generate_in_loop, "return a list of that"),
+    ],
+    ids=["coroutine", "generator", "async generator"],
+)
+def test_a_function_that_calls_one_of_these(func: Callable[[], Any], advice: str) -> None:
+    with pytest.raises(ProcessRaisedException, match=f"cannot be sent back to.*{advice}"):
+        rankspawn.spawn(call, args=(func,), nprocs=1, backend="cpu", start_method="fork")
 
 
 def test_the_traceback_of_a_coroutine_begins_in_it() -> None:

@@ -10,7 +10,15 @@ import io
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
+from types import (
+    AsyncGeneratorType,
+    CoroutineType,
+    FunctionType,
+    GeneratorType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+)
 from typing import Any
 
 from rankspawn.workers.pickling import PROTOCOL, Rules, dump
@@ -39,6 +47,15 @@ def find_culprit(obj: Any, name: str, rules: Rules) -> tuple[str, Any, BaseExcep
         else:
             break
     return name, obj, error
+
+
+def say_what_to_return(result: Any) -> str:
+    """What a function can do that calls another one and returns what only that could run."""
+    if type(result) is CoroutineType:
+        return "; func returned it before it was run: give the async def itself, or asyncio.run it"
+    if type(result) in (GeneratorType, AsyncGeneratorType):
+        return "; what it yields reaches nobody: return a list of that"
+    return ""
 
 
 def _failure(obj: Any, rules: Rules) -> BaseException | None:

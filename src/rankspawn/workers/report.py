@@ -231,14 +231,14 @@ class Report:
             raise
         except Exception as error:
             from rankspawn.file_limit import is_too_large, too_large
-            from rankspawn.workers.culprit import find_culprit
+            from rankspawn.workers.culprit import find_culprit, say_what_to_return
 
             if is_too_large(error):
                 raise too_large("result cannot be sent back to the parent") from None
             path, culprit, reason = find_culprit(value, "result", rules) or ("result", value, error)
             raise TypeError(
                 f"{path} cannot be sent back to the parent: "
-                f"{type(culprit).__name__} object: {reason}"
+                f"{type(culprit).__name__} object: {reason}{say_what_to_return(value)}"
             ) from None
         return table
 
