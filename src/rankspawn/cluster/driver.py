@@ -342,7 +342,7 @@ class Driver:
             when,
             bool(told["reached"]),
             bool(told["returned"]),
-            evidence if header is None else header["evidence"],
+            evidence if header is None else node.evidence_of(header),
             bool(told["follows"]),
             node.host_of(local),
         )

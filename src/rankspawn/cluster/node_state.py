@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from rankspawn.cluster.frames import Header
     from rankspawn.parallel.statistics import Talk
     from rankspawn.view.ranks import Usage
+
+
+_WHO_ENDS_AGENTS = "(a time limit, a preemption, or somebody ended it)"
 
 
 class Phase(Enum):
@@ -172,11 +176,18 @@ class NodeState:
             if "talk" in measured:
                 self.talks[local] = read_talk(measured["talk"], self.count, self.first)
 
+    def evidence_of(self, outcome: Header) -> str | None:
+        """What is known of a rank's death: a scheduler's SIGTERM is for all of a node."""
+        evidence: str | None = outcome["evidence"]
+        if evidence is None and outcome["code"] == -signal.SIGTERM and self.why_ending is not None:
+            return f"it was ended by the signal, and {self.why_ending} {_WHO_ENDS_AGENTS}"
+        return evidence
+
     def describe_loss(self, phase: Phase, why: str) -> str:
         """One sentence on this node, which is lost."""
         when = f"while {phase.value}" if phase is not Phase.CALLED else f"when {phase.value}"
         why = why.strip()
         if self.why_ending is not None:
-            why = f"{self.why_ending} (a time limit, a preemption, or somebody ended it). {why}"
+            why = f"{self.why_ending} {_WHO_ENDS_AGENTS}. {why}"
         said = f": {why}" if why else ""
         return f"the node {self.host or self.number} was lost {when}{said}".rstrip()

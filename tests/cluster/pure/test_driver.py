@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from rankspawn import NodeLostError
@@ -237,6 +239,17 @@ def test_an_agent_that_somebody_else_ends_is_a_lost_node() -> None:
     (lost,) = failures_in(cluster.driver.outcomes)
     assert (lost[0], lost[1].end, lost[1].host) == (1, End.LOST, "node1")
     assert "SIGTERM (a time limit, a preemption, or somebody ended it)" in str(lost[1].evidence)
+
+
+def test_a_rank_that_a_scheduler_ended_with_its_agent_says_so() -> None:
+    cluster = running(1, 1)
+    cluster.says(1, {"is": "ending", "why": "its agent was asked to end by SIGTERM"})
+    for node in (0, 1):
+        cluster.says(node, {**outcome(0, "DIED", when=cluster.now), "code": -signal.SIGTERM})
+
+    alone, ended = (cluster.driver.outcomes[rank].evidence for rank in (0, 1))
+    assert alone is None
+    assert "its agent was asked to end by SIGTERM (a time limit, a preempt" in str(ended)
 
 
 def test_signals_and_questions_go_to_the_node_of_a_rank() -> None:
