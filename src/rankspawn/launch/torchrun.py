@@ -60,7 +60,7 @@ class Streams:
     shown_ranks: frozenset[int] | None = None
     stdout_filters: tuple[str, ...] = ()
     stderr_filters: tuple[str, ...] = ()
-    prefix: str = "[${role_name}${rank}]:"
+    prefix: str = "[${role_name}${local_rank}]:"
 
     def shown(self, local_rank: int) -> int:
         """Which streams of a worker are shown: 0 to 3."""

@@ -33,6 +33,12 @@ def plan(
     )
 
 
+def test_torchruns_prefix_has_the_local_rank() -> None:
+    nodes = make_nodes((6001, 6002), (6101, 6102))
+    streams = [program.streams for program in plan("--nproc_per_node 2 --tee 3", nodes, 1)]
+    assert [own and own.prefix for own in streams] == ["[default0]:", "[default1]:"]
+
+
 def test_every_variable_of_one_worker() -> None:
     nodes = make_nodes((6001, 6002), (6101, 6102))
     tokens = {"RANKSPAWN_JOB_TOKEN": "s3cret", "PADDLE_JOB_TOKEN": "s3cret"}
