@@ -196,10 +196,7 @@ def _name_of(dtype: Any) -> str:
 
 def _of_torch(torch: ModuleType, tensor: Any) -> Flat:
     if tensor.layout is not torch.strided:
-        raise TypeError(
-            f"a tensor of the layout {tensor.layout} does not lie in one piece: give its "
-            ".to_dense() copy; for gradients, make the layer without sparse=True"
-        )
+        raise _sparse()
     if device_type(tensor) != "cpu":
         raise OnDeviceError(
             f"a tensor on {tensor.device} is not in this machine's memory: exchange its .cpu() "
@@ -217,6 +214,13 @@ def _of_torch(torch: ModuleType, tensor: Any) -> Flat:
     return Flat(tensor, data, name, size, tuple(tensor.shape), write_back, "torch")
 
 
+def _sparse() -> TypeError:
+    return TypeError(
+        "a sparse tensor does not lie in one piece: give a dense copy; for gradients, make the "
+        "layer without sparse=True"
+    )
+
+
 def _of_paddle(tensor: Any) -> Flat:
     if device_type(tensor) != "cpu":
         raise OnDeviceError(
@@ -224,6 +228,8 @@ def _of_paddle(tensor: Any) -> Flat:
             "or use paddle.distributed",
             "paddle",
         )
+    if not tensor.is_dense():
+        raise _sparse()
     used, write_back = tensor, None
     if not tensor.is_contiguous():
         used = tensor.detach().contiguous()
