@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -414,6 +415,43 @@ def test_a_timeout_error_of_a_handler_is_no_error_of_a_file(
     method: Any = "spawn" if moment == "import" else "fork"
     with handled(signal.SIGUSR1, time_out), pytest.raises(TimeoutError, match="of the handler"):
         rankspawn.spawn(jobs.do_nothing, nprocs=1, backend="gloo", start_method=method)
+
+
+# The file of a module that the first call imports is looked for when the signal comes.
+FIRST_CALL = """
+import os, signal, sys
+from importlib import _bootstrap_external as machinery
+import rankspawn
+
+def time_out(*_):
+    raise TimeoutError("of the handler")
+
+def look(path, real=machinery._path_stat):
+    while signals and path.endswith(sys.argv[1]):
+        signal.raise_signal(signals.pop())
+    return real(path)
+
+signals = [signal.SIGUSR1]
+signal.signal(signal.SIGUSR1, time_out)
+machinery._path_stat = look
+try:
+    context = rankspawn.spawn(os.getpid, nprocs=1, backend="gloo", start_method="fork", join=False)
+    context.dump_stacks()
+except TimeoutError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("module", ["caller", "spawning", "pickling", "forked", "stacks"])
+def test_a_timeout_error_of_a_handler_is_not_lost_in_the_first_call(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_CALL, f"{module}.py"],
+        timeout=DEADLOCK,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "of the handler\n", done.stderr
 
 
 def fork_one() -> None:

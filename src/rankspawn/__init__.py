@@ -199,8 +199,13 @@ def spawn(
         SpawnTimeoutError: The ``timeout`` passed; the stacks of all ranks are in it.
         ProcessExceptionGroup: With ``on_failure="continue"``, all failures at once.
     """
-    from rankspawn.caller import at_users_line
-    from rankspawn.spawning import spawn_ranks
+    from rankspawn.handlers import handlers_held
+
+    # What a handler raises may be an OSError, as TimeoutError is, and an import takes such for a
+    # file that is not there: the first call has many of them.
+    with handlers_held():
+        from rankspawn.caller import at_users_line
+        from rankspawn.spawning import spawn_ranks
 
     context: MultiprocessContext | None = None
     try:

@@ -13,6 +13,7 @@ from rankspawn.caller import file_of_caller, in_notebook, warn_caller
 from rankspawn.compat.peers import also
 from rankspawn.descriptors import make_room_for_descriptors
 from rankspawn.functions import check_callable, check_func
+from rankspawn.handlers import handlers_held
 from rankspawn.machine import RealMachine
 from rankspawn.options import (
     SpawnOptions,
@@ -93,7 +94,8 @@ def spawn_ranks(
 
         check_answers(settings.log_dir)
     if settings.start_method == "fork":
-        from rankspawn.workers.forked import warn_about_threads
+        with handlers_held():
+            from rankspawn.workers.forked import warn_about_threads
 
         warn_about_threads()
     if options.agent_store:

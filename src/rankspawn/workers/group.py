@@ -297,7 +297,8 @@ class WorkerGroup:
 
     def stacks(self, *, quickly: bool = False) -> dict[int, str]:
         """Rank to the Python stacks of all its threads, of the ranks that run."""
-        from rankspawn.workers.stacks import collect_stacks  # few groups are asked
+        with handlers_held():
+            from rankspawn.workers.stacks import collect_stacks  # few groups are asked
 
         return collect_stacks(self, quickly=quickly)
 
