@@ -25,6 +25,7 @@ EXPECTED = {
     "lightning": ["ddp_spawn True", "ddp_notebook True"],
     "elastic": [
         "sums [(0, 4.0), (1, 4.0)]",
+        "forked [(0, 'rank 0'), (1, 'rank 1')]",
         "restarts [(0, '1'), (1, '1')]",
         "raise [(1, 1)]",
         "kill [(1, -9)]",

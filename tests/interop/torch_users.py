@@ -123,12 +123,16 @@ def fail_at_first() -> str:
     return count
 
 
+def tell_rank(text: str) -> str:
+    return text + os.environ["RANK"]
+
+
 def elastic() -> None:
     """``elastic_launch``, which calls ``start_processes`` and waits with ``join(-1)``."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    def config(restarts: int = 0) -> LaunchConfig:
+    def config(restarts: int = 0, start_method: str = "spawn") -> LaunchConfig:
         return LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -138,10 +142,13 @@ def elastic() -> None:
             run_id="test",
             max_restarts=restarts,
             monitor_interval=0.1,
-            start_method="spawn",
+            start_method=start_method,
         )
 
     print("sums", sorted(elastic_launch(config(), return_sum)(2.0).items()))
+    # As accelerate's notebook_launcher does it.
+    forked = elastic_launch(config(start_method="fork"), tell_rank)("rank ")
+    print("forked", sorted(forked.items()))
     print("restarts", sorted(elastic_launch(config(1), fail_at_first)().items()))
     for how in ("raise", "kill"):
         try:
