@@ -95,7 +95,7 @@ def test_it_runs_a_job_and_names_what_is_lost(client: str, tmp_path: Path) -> No
         },
         capture_output=True,
         text=True,
-        timeout=DEADLOCK,
+        timeout=2 * DEADLOCK,
         check=False,
     )
 
