@@ -435,17 +435,30 @@ signals = [signal.SIGUSR1]
 signal.signal(signal.SIGUSR1, time_out)
 machinery._path_stat = look
 try:
-    context = rankspawn.spawn(os.getpid, nprocs=1, backend="gloo", start_method="fork", join=False)
+    how = {"nprocs": 1, "start_method": "fork", "join": False}
+    if sys.argv[2] == "ours":
+        context = rankspawn.spawn(os.getpid, backend="gloo", **how)
+    else:
+        from rankspawn.compat.torch import start_processes
+        context = start_processes(abs, **how)
     context.dump_stacks()
 except TimeoutError as error:
     print(error)
 """
 
 
-@pytest.mark.parametrize("module", ["caller", "spawning", "pickling", "forked", "stacks"])
-def test_a_timeout_error_of_a_handler_is_not_lost_in_the_first_call(module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        *((module, "ours") for module in ("caller", "spawning", "pickling", "forked", "stacks")),
+        *((module, "torch's") for module in ("starting", "pickling", "forked")),
+    ],
+)
+def test_a_timeout_error_of_a_handler_is_not_lost_in_the_first_call(
+    module: str, names: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FIRST_CALL, f"{module}.py"],
+        [sys.executable, "-c", FIRST_CALL, f"{module}.py", names],
         timeout=DEADLOCK,
         capture_output=True,
         text=True,

@@ -11,6 +11,7 @@ from rankspawn.caller import at_users_line
 from rankspawn.compat.torch_context import ProcessContext, context_class
 from rankspawn.compat.torch_errors import class_for
 from rankspawn.descriptors import make_room_for_descriptors
+from rankspawn.handlers import handlers_held
 from rankspawn.option_values import read_count, shown
 from rankspawn.options import read_options
 from rankspawn.spawning import refuse_while_loading
@@ -55,7 +56,8 @@ def start_indexed(
     options = read_options({"start_method": start_method or _default_method()})
     settings = StartSettings(options.start_method, daemon, shares_tensors=True)
     if settings.start_method == "fork":
-        from rankspawn.workers.forked import warn_about_threads
+        with handlers_held():
+            from rankspawn.workers.forked import warn_about_threads
 
         warn_about_threads()
 

@@ -124,7 +124,10 @@ def start_processes(
         ProcessRaisedException: ``fn`` raised.
         ProcessExitedException: A process ended in another way.
     """
-    from rankspawn.compat.starting import start_indexed
+    from rankspawn.handlers import handlers_held
+
+    with handlers_held():  # as in rankspawn.spawn
+        from rankspawn.compat.starting import start_indexed
 
     context = start_indexed(IndexFirst(fn), args, nprocs, join, daemon, start_method)
     return None if join else context
@@ -153,7 +156,10 @@ def spawn(
             f"start_processes(start_method={start_method!r}) for the other",
             FutureWarning,
         )
-    from rankspawn.compat.starting import start_indexed
+    from rankspawn.handlers import handlers_held
+
+    with handlers_held():  # as in rankspawn.spawn
+        from rankspawn.compat.starting import start_indexed
 
     context = start_indexed(IndexFirst(fn), args, nprocs, join, daemon, "spawn")
     return None if join else context
