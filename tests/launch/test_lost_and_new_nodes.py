@@ -86,9 +86,8 @@ class TestRestarts:
         assert time.monotonic() - failed >= 0.5
         for worker in last:
             worker.say("exit 0")
+        # What is said of it is in the pure tests: workers that take so long to end leave no pause.
         assert job.codes() == [0, 0]
-        # Said at once by the node that leads.
-        assert any("the next start is in 0.5 s" in member.said for member in job.members)
 
     @pytest.mark.slow
     def test_level_0_holds_until_a_node_takes_its_place(self, job: Job, master: str) -> None:

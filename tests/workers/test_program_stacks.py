@@ -20,10 +20,13 @@ thread = threading.Thread(target=__import__, args=("rankspawn",))
 thread.start()
 thread.join()
 """
+# Only while it is imported: at the end of a program somebody else may write to a file.
 WITHOUT_ROOM = """
 import resource
-resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
 import rankspawn
+resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 """
 CLOSED = """
 import os, rankspawn
