@@ -214,8 +214,23 @@ def test_a_preloaded_module_that_makes_forking_unsafe_is_named(
     assert warning.filename == __file__
 
 
-def test_threads_that_make_way_for_a_fork_are_no_reason_to_warn() -> None:
-    # OpenBLAS in NumPy has some.
+# As Arrow's memory pool does, and with it pandas, if it is installed.
+JEMALLOC = """
+import ctypes
+libc = ctypes.CDLL(None)
+thread = ctypes.c_ulong()
+libc.pthread_create(ctypes.byref(thread), None, libc.pause, None)
+assert libc.pthread_setname_np(thread, b"jemalloc_bg_thd") == 0
+"""
+
+
+@pytest.mark.parametrize("module", ["numpy", "has_jemalloc"])
+def test_threads_that_are_ready_for_a_fork_are_no_reason_to_warn(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # OpenBLAS in NumPy ends its own before a fork; jemalloc's stays, and a copy does without.
+    (tmp_path / "has_jemalloc.py").write_text(JEMALLOC)
+    monkeypatch.syspath_prepend(str(tmp_path))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         context = rankspawn.spawn(
@@ -223,7 +238,7 @@ def test_threads_that_make_way_for_a_fork_are_no_reason_to_warn() -> None:
             nprocs=1,
             backend="gloo",
             start_method="forkserver",
-            preload=["numpy"],
+            preload=[module],
         )
 
     assert context.results() == [0]

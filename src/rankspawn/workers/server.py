@@ -39,6 +39,9 @@ _LONGEST_ERROR = 30_000
 Fork = Callable[[Sequence[int], Sequence[int], Iterable[int]], int]
 # What a driver's context is reached through. A forked copy of one does not work.
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/xpu", "/dev/davinci", "/dev/cambricon")
+# Threads by name that do not make way for a fork and are no danger to it. jemalloc, which Arrow has
+# in it and so pandas may, holds its locks during a fork, and does without the thread in the copy.
+_READY_FOR_FORKS = (b"jemalloc_bg_thd",)
 # What a worker loads when it comes to need it, loaded once for all of them.
 _NEEDED_BY_WORKERS = (
     *("_ctypes", "_pickle", "mmap", "rankspawn.workers.main_module"),
@@ -303,10 +306,11 @@ def _open_accelerators() -> set[str]:
 
 
 def _foreign_threads() -> bool:
-    """Threads of C code that do not make way for a fork.
+    """Threads of C code that a fork is not good for.
 
     OpenBLAS, for one, has threads, ends them before each fork and starts them anew when they are
-    needed; so a fork is tried, and those that are still there afterwards count.
+    needed; so a fork is tried, and those that are still there afterwards count. But not what stays
+    and is ready for forks all the same.
     """
     if _count_threads() == 1:
         return False
@@ -318,4 +322,8 @@ def _foreign_threads() -> bool:
 
 
 def _count_threads() -> int:
-    return len(os.listdir("/proc/self/task"))
+    count = 0
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm", "rb") as file:
+            count += file.read().strip() not in _READY_FOR_FORKS
+    return count
