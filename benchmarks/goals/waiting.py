@@ -72,4 +72,8 @@ GOALS = [
     _seen(FIRST_WHAT, FIRST, "seconds"),
     _seen("import of rankspawn itself", IMPORTS, "import of rankspawn"),
     _beside(f"{FIRST_WHAT}: over the state before", FIRST, BEFORE, at_most=0.67),
+    Goal(
+        *(SECTION, f"{FIRST_WHAT}: over multiprocessing spawn", "slower"),
+        *(Figure(FIRST), Figure(replace(FIRST, contender="multiprocessing spawn"))),
+    ),
 ]

@@ -1,4 +1,4 @@
-"""The import of rankspawn and the first spawn of one rank, over a bare interpreter's start."""
+"""A first spawn of one rank with the import it needs, over a bare interpreter's start."""
 
 SCRIPT = """
 import rankspawn
@@ -8,6 +8,19 @@ def nothing():
 
 if __name__ == "__main__":
     rankspawn.spawn(nothing, nprocs=1, backend="gloo")
+"""
+
+# The same by the standard library alone.
+PLAIN = """
+import multiprocessing
+
+def nothing():
+    pass
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=nothing)
+    process.start()
+    process.join()
 """
 
 if __name__ == "__main__":
@@ -23,10 +36,11 @@ if __name__ == "__main__":
 
     TRIES = 7
 
-    def measure(_: Mapping[str, Any]) -> dict[str, float]:
+    def measure(trial: Mapping[str, Any]) -> dict[str, float]:
         """The best of each, in turns."""
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "first.py").write_text(SCRIPT)
+            plain = trial["contender"] == "multiprocessing spawn"
+            Path(folder, "first.py").write_text(PLAIN if plain else SCRIPT)
             Path(folder, "bare.py").touch()
 
             def run(name: str) -> float:
