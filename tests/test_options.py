@@ -129,6 +129,7 @@ def test_a_start_method_that_the_platform_lacks_is_an_error(
         ("start_method", "vfork", ValueError, "'spawn', 'fork', 'forkserver'"),
         ("start_method", 1, TypeError, "start_method must be one of"),
         ("backend", "mpi", ValueError, "backend='mpi' is not supported"),
+        ("logging", "rely", ValueError, "use one of 'inherit', 'relay', None"),
         ("gpus", 2, TypeError, r"gpus must be device ids, such as gpus='4,5' .* not 2 \(int\)"),
         ("gpus", {4, 5}, TypeError, "gpus must be device ids"),
         ("gpus", [True], TypeError, "gpus must be device ids"),

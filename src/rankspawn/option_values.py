@@ -47,9 +47,9 @@ def read_callable(name: str, value: Any) -> Callable[..., object]:
     return function
 
 
-def read_choice(name: str, value: Any, choices: Sequence[str]) -> str:
-    """One of ``choices``."""
-    allowed = ", ".join(repr(choice) for choice in choices)
+def read_choice(name: str, value: Any, choices: Sequence[str], *, or_none: bool = False) -> str:
+    """One of ``choices``; errors speak of None, too, if that says something of its own."""
+    allowed = ", ".join(map(repr, [*choices, None] if or_none else choices))
     if not isinstance(value, str):
         raise _wrong_type(name, value, f"one of {allowed}")
     if value not in choices:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 BACKENDS = ("auto", "nccl", "bkcl", "xccl", "gloo", "cpu")
 ON_FAILURE = ("stop", "continue")
 START_METHODS = ("spawn", "fork", "forkserver")
-# "auto" is what is meant if nothing is given.
-LOGGING = ("inherit", "relay", "auto")
+LOGGING = ("inherit", "relay")
 # Those of plan.numa, which is loaded by whoever asks for one.
 BINDINGS = ("node", "socket", "exclusive", "core-complex")
 
@@ -61,7 +60,7 @@ class SpawnOptions:
     stall_timeout: float | None = None
     stacks: bool = True
     keep_alive_on_failure: bool = False
-    logging: str = "auto"
+    logging: str = "auto"  # what is meant if nothing is given
     debug: read.DebugRequest | None = None
     debugpy: read.DebugpyRequest | None = None
     preload: tuple[str, ...] = ()
@@ -321,7 +320,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "stall_timeout": lambda name, value: _limit(read.read_seconds(name, value, positive=True)),
     "stacks": read.read_flag,
     "keep_alive_on_failure": read.read_flag,
-    "logging": lambda name, value: read.read_choice(name, value, LOGGING),
+    "logging": lambda name, value: read.read_choice(name, value, LOGGING, or_none=True),
     "debug": read.read_debug,
     "debugpy": read.read_debugpy,
     "preload": read.read_modules,
