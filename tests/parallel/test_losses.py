@@ -220,6 +220,41 @@ def mix_messages_and_collectives(odd: int, how: str, with_third: bool) -> tuple[
     return "went on", ""
 
 
+def come_while_the_other_looks(waits: str, go: str) -> str:
+    """One waits; in its look the other comes, finds that they do not fit, and breaks off."""
+    comm = cases.connect(timeout=None)
+    comm.barrier()
+    step: Any = comm._step  # type: ignore[attr-defined]
+    find = step.losses.find
+
+    def find_late(rank: int, name: str) -> Exception | None:
+        Path(go).touch()
+        while step.peers.state(rank) != BROKEN:
+            time.sleep(0.001)
+        error: Exception | None = find(rank, name)
+        return error
+
+    if comm.rank:
+        while not Path(go).exists():
+            time.sleep(0.001)
+    else:
+        step.losses.find = find_late
+    try:
+        if (comm.rank == 0) == (waits == "recv"):
+            comm.recv(np.empty(3), 1 - comm.rank)
+        else:
+            comm.all_reduce(np.ones(3))
+    except (CollectiveMismatchError, RankLostError) as error:
+        return type(error).__name__
+    return "went on"
+
+
+@pytest.mark.parametrize("waits", ["recv", "all_reduce"])
+def test_a_mismatch_is_told_to_one_that_looks_meanwhile(waits: str, tmp_path: Path) -> None:
+    ends = values(run_crew(2, come_while_the_other_looks, waits, str(tmp_path / "go")))
+    assert ends == ["CollectiveMismatchError"] * 2
+
+
 def call_through_a_framework() -> str:
     comm = cases.connect()
     code = "def backward():\n    comm.barrier()"

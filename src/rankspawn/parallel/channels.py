@@ -192,12 +192,13 @@ class Channels:
                 now - looked >= _LOOK_SECONDS or step.peers.state(rank) in (LEFT, BROKEN)
             ):
                 looked = now
+                # In this order: what it came to before it left is to be seen by then.
+                error = step.losses.find(rank, call.name)
                 try:
                     step.check_message(rank, index, value)
                 except CollectiveMismatchError as mismatch:
                     step.break_off(mismatch, BY_MESSAGE)
                     raise
-                error = step.losses.find(rank, call.name)
                 if error is None and deadline is not None and time.monotonic() >= deadline:
                     error = step.losses.timeout(call.name, [rank], call.timeout)
                 if error is not None and words[index] == value:

@@ -254,6 +254,10 @@ class Lockstep:
         full = (words[layout.taken(self.rank, rank) // 4] + SLOTS) & _MASK
         return bool(waits == (self.rank + 1 | TO) and sent == full)
 
+    def _was_at_message(self, rank: int) -> bool:
+        """Whether a rank has found that what it waited for is in a collective."""
+        return self.peers.state(rank) == BROKEN and self.peers.reason(rank)[0] == BY_MESSAGE
+
     def _order(self) -> None:
         """Have others see what this rank wrote before it reads on.
 
@@ -284,15 +288,16 @@ class Lockstep:
         self._compare(phase, entry)
         late = [rank for rank in self._others if not self.has_come(rank, phase)]
         for rank in late:
-            told = self.peers.state(rank) == BROKEN and self.peers.reason(rank)[0] == BY_MESSAGE
-            if told or self._waits_for_message(rank):
+            if self._waits_for_message(rank) or self._was_at_message(rank):
                 raise self.announcements.mismatch(rank, phase & 1)
         # Those first who say nothing: what the others say follows from them, as a rule.
         for rank in sorted(late, key=self.peers.state):
             error = self.losses.find(rank, self._call.name)
             # It may have come just before it left: then it is not missed here.
             if error is not None and not self.has_come(rank, phase):
-                raise error
+                # What it says of a message it may have said since the look above.
+                at_message = self._was_at_message(rank)
+                raise self.announcements.mismatch(rank, phase & 1) if at_message else error
         if late and self._deadline is not None and time.monotonic() >= self._deadline:
             raise self.losses.timeout(self._call.name, late, self._limit)
 
