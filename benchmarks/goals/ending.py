@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.records import Figure, Goal, Trial
 
 SECTION = "end"
@@ -20,6 +22,10 @@ def _fails(method: str) -> list[Goal]:
             *(SECTION, f"{what}: over ending the same workers by hand", "slower"),
             *(Figure(ours), Figure(by_hand)),
             at_most=1.25,
+        ),
+        Goal(
+            *(SECTION, f"{what}: without the stacks of the others, over by hand", "slower"),
+            *(Figure(replace(ours, kind="without stacks")), Figure(by_hand)),
         ),
         Goal(
             *(SECTION, f"{what}: workers left at the exception", "value", Figure(ours, "left")),

@@ -44,6 +44,11 @@ GOALS = [
     *_engine("Local", "spawn(nprocs=4), with 2 ranks each", 0.06),
     *_engine("ssh", "`ssh host true` run twice", 0.2),
     *_engine("Slurm", "`srun -N2 true`", 0.3),
+    Goal(
+        *(SECTION, "Slurm: from the end of its tasks to that of `srun`", "value"),
+        Figure(Trial("engines", "Slurm", 2, slow=True), "end"),
+        unit="s",
+    ),
     *_engine("Ray", "two empty actors", 0.5),
     _ahead("Ray", "Ray Train", 2),
     _ahead("ssh", "torchrunx", 5),

@@ -9,6 +9,7 @@ from benchmarks.records import Figure, Goal, Trial
 SECTION = "waiting"
 WARM = Trial("tests_with_ranks", "rankspawn warm", 2)
 FRESH = replace(WARM, contender="rankspawn spawn", slow=True)
+TESTS_BEFORE = replace(FRESH, contender="before")
 TORCH_CASE = replace(WARM, contender="torch MultiProcessTestCase", slow=True)
 WITH_TORCH = replace(WARM, kind="torch")
 IMPORTS = Trial("import_times", "rankspawn", 1, slow=True)
@@ -46,7 +47,8 @@ def _beside(what: str, ours: Trial, other: Trial, metric: str = "seconds", **wan
 
 GOALS = [
     _in(f"{TEST}, from the second on", WARM, "ms", 80),
-    _beside(f"{TEST}: fresh processes", WARM, FRESH, at_least=10),
+    _beside(f"{TEST}: fresh processes", WARM, FRESH),
+    _beside(f"{TEST}: over the state before", WARM, TESTS_BEFORE, at_least=10),
     _beside(f"{TEST}: torch's MultiProcessTestCase", WARM, TORCH_CASE, at_least=10),
     _in(f"{TEST}, the module imports torch", WITH_TORCH, "ms", 150),
     _in(f'{SECOND}, preload="main"', MAIN, "ms", 60),

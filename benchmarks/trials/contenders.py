@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,11 +32,14 @@ class Done:
 Launch = Callable[[Func, Sequence[Any], int], Done]
 
 
-def launcher(name: str, preload: Sequence[str] = ()) -> Launch:
-    """The launcher of ``family`` or ``family method``, such as ``torch spawn``."""
+def launcher(name: str, preload: Sequence[str] = (), **options: Any) -> Launch:
+    """The launcher of ``family`` or ``family method``, such as ``torch spawn``.
+
+    More options are those of ``rankspawn.spawn``, and for nobody else.
+    """
     family, _, method = name.partition(" ")
     makers: dict[str, Callable[[str, Sequence[str]], Launch]] = {
-        "rankspawn": _rankspawn,
+        "rankspawn": partial(_rankspawn, more=options),
         "multiprocessing": _multiprocessing,
         "torch": _torch,
         "Paddle": _paddle,
@@ -48,9 +51,11 @@ def launcher(name: str, preload: Sequence[str] = ()) -> Launch:
     return makers[family](method, preload)
 
 
-def _rankspawn(method: str, preload: Sequence[str]) -> Launch:
+def _rankspawn(method: str, preload: Sequence[str], more: Mapping[str, Any]) -> Launch:
     rankspawn = importlib.import_module("rankspawn")
-    options: dict[str, Any] = {"preload": list(preload)} if method == "forkserver" else {}
+    options = dict(more)
+    if method == "forkserver":
+        options["preload"] = list(preload)
 
     def launch(func: Func, args: Sequence[Any], nprocs: int) -> Done:
         context = rankspawn.spawn(

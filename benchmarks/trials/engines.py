@@ -1,7 +1,8 @@
 """What an engine adds to what it is made of: two agents with ranks that do nothing.
 
 Metrics, measured in turns: ``ours`` the spawn, ``bare`` the engine's own way to run nothing
-twice, ``noticed`` from a rank's failure to the exception. Servers are started for it.
+twice, ``noticed`` from a rank's failure to the exception; ``end`` what ``srun`` takes to end when
+its tasks have. Servers are started for it.
 """
 
 
@@ -77,8 +78,15 @@ if __name__ == "__main__":
         """Beside ``srun -N2 true``."""
         with import_module("tests.launch.slurm_cluster").running_slurm() as cluster:
             os.environ["SLURM_CONF"] = str(cluster.configuration)
-            command = [*cluster.srun(), "--quiet", "true"]
-            return measure_in_turns(Slurm(nodes=2), lambda: subprocess.run(command, check=True))
+            srun = [*cluster.srun(), "--quiet"]
+            run_nothing = lambda: subprocess.run([*srun, "true"], check=True)  # noqa: E731
+            found = measure_in_turns(Slurm(nodes=2), run_nothing)
+            return found | {"end": [_end_of_srun(srun) for _ in range(rounds)]}
+
+    def _end_of_srun(srun: list[str]) -> float:
+        """Seconds from the last thing that a task does."""
+        told = subprocess.check_output([*srun, "date", "+%s%N"])
+        return (time.time_ns() - max(map(int, told.split()))) / 1e9
 
     def on_ray(use: Callable[[Any], Figures]) -> Figures:
         """A cluster of two nodes on this machine."""

@@ -2,7 +2,7 @@
 
 ``bare`` contenders show what the system itself needs: as many sleeping processes get SIGTERM
 and are reaped, from the first signal to the last status. ``by hand`` is the same, done to workers
-of rankspawn, which are larger.
+of rankspawn, which are larger. With ``kind`` nobody asks the survivors where they are.
 """
 
 
@@ -49,7 +49,8 @@ if __name__ == "__main__":
         """Besides the seconds: how many workers were left at that moment, at worst."""
         nprocs, name, left = trial["nprocs"], trial["contender"], [0]
         others = name in bare.STARTERS or name.startswith("by hand")
-        launch = None if others else launcher(name)
+        options: dict[str, Any] = {"stacks": False} if trial["kind"] else {}
+        launch = None if others else launcher(name, **options)
 
         def once() -> float:
             with tempfile.TemporaryDirectory() as folder:

@@ -55,6 +55,7 @@ if __name__ == "__main__":
     def measure(trial: Mapping[str, Any]) -> dict[str, float]:
         """Run the file once."""
         family, _, method = trial["contender"].partition(" ")
+        method = method or "spawn"  # of the state before, which knew no other
         tests = QUICK if method == "warm" else SLOWEST if family == "torch" else SLOW
         imports = f"import {trial['kind']}" if trial["kind"] else ""
         source = (TORCH if family == "torch" else OURS).format(
