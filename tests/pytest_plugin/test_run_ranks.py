@@ -7,11 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from rankspawn.pytest_plugin import run_ranks
 from tests.jobs import DEADLOCK
 from tests.pytest_plugin.whole_runs import FORK, HELPERS, run
 
@@ -90,7 +93,17 @@ def test_a_rank_that_fails_in_another_way_is_shown_too(pytester: pytest.Pytester
 
 
 @pytest.mark.slow  # the limit is far above what the ranks need until they hang
-def test_past_the_time_limit_the_stacks_are_shown(pytester: pytest.Pytester) -> None:
+def test_past_the_time_limit_the_stacks_are_shown(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What the preparations take is not taken off what is told.
+    how_to_start = run_ranks._how_to_start
+
+    def take_a_moment(*args: Any) -> dict[str, Any]:
+        time.sleep(0.01)
+        return how_to_start(*args)
+
+    monkeypatch.setattr(run_ranks, "_how_to_start", take_a_moment)
     pytester.makepyfile(
         test_it=FORK
         + "@pytest.mark.ranks(2, timeout=10, start_method='fork')\n"

@@ -121,7 +121,7 @@ def run_ranks(item: pytest.Function, request: RanksRequest) -> Run:
     assignment = _assign(item, folder)
     started_at = time.monotonic()
     options = _how_to_start(item, request)
-    timeout = None if request.timeout is None else request.timeout + started_at - time.monotonic()
+    spent = time.monotonic() - started_at
     captures = item.config.getoption("capture", "fd") != "no"
     log_dir = str(folder / "output") if captures else None
     pipes = [get_context("spawn").Pipe(duplex=False) for _ in range(request.ranks)]
@@ -133,7 +133,7 @@ def run_ranks(item: pytest.Function, request: RanksRequest) -> Run:
             for _, writer in pipes:
                 writer.close()
             readers = [reader for reader, _ in pipes]
-            Listener(run, context, readers, assignment, item.config).listen(timeout)
+            Listener(run, context, readers, assignment, item.config).listen(request.timeout, spent)
     finally:
         for ends in pipes:
             for end in ends:
@@ -221,10 +221,15 @@ class Listener:
         self._config = config
         self._readers = dict(zip(readers, run.histories, strict=True))
 
-    def listen(self, timeout: float | None) -> None:
-        """Listen until all ended, or one failed and the rest had a moment, or the time is over."""
+    def listen(self, timeout: float | None, spent: float) -> None:
+        """Listen until all ended, or one failed and the rest had a moment, or the time is over.
+
+        Args:
+            timeout: Seconds for the test; None for no limit.
+            spent: How many of them have gone by.
+        """
         run = self._run
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout - spent
         first_failure: float | None = None
         ends = dict(self._context.sentinels)
         while ends:
