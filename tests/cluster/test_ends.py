@@ -142,17 +142,22 @@ def _server_of(sshd: Sshd, pid: int) -> psutil.Process:
     )
 
 
-def test_scancel_leaves_time_to_save_and_nothing_else(slurm: Cluster, tmp_path: Path) -> None:
+def _start_a_job_that_saves(folder: Path) -> rankspawn.MultiprocessContext:
     context = rankspawn.spawn(
         cases.save_on_sigterm,
-        (str(tmp_path),),
+        (str(folder),),
         nprocs=1,
         cluster=Slurm(nodes=2, extra=["--job-name=rst-ends"]),
         backend="gloo",
         join=False,
         grace_period=DEADLOCK,
     )
-    cases.wait_for(tmp_path / "ready.0", tmp_path / "ready.1")
+    cases.wait_for(folder / "ready.0", folder / "ready.1")
+    return context
+
+
+def test_scancel_leaves_time_to_save_and_nothing_else(slurm: Cluster, tmp_path: Path) -> None:
+    context = _start_a_job_that_saves(tmp_path)
     # What is sent some time before the end (--signal=USR1@60) is for the ranks alone.
     slurm.cancel("rst-ends", "--signal=USR1")
     cases.wait_for(tmp_path / "warned.0", tmp_path / "warned.1")
@@ -176,16 +181,7 @@ def _need_the_nodes(slurm: Cluster, _: str) -> None:
 def test_what_else_ends_a_job_leaves_time_to_save(
     slurm: Cluster, tmp_path: Path, end: Callable[[Cluster, str], None]
 ) -> None:
-    context = rankspawn.spawn(
-        cases.save_on_sigterm,
-        (str(tmp_path),),
-        nprocs=1,
-        cluster=Slurm(nodes=2, extra=["--job-name=rst-ends"]),
-        backend="gloo",
-        join=False,
-        grace_period=DEADLOCK,
-    )
-    cases.wait_for(tmp_path / "ready.0", tmp_path / "ready.1")
+    context = _start_a_job_that_saves(tmp_path)
     with ThreadPoolExecutor(1) as aside:
         ended = aside.submit(end, slurm, "rst-ends")
         # The nodes that somebody else needs are free once this has given them back.
